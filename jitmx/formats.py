@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx.errors import KnobError
+from jitmx.quoting import short
 
 BLOCK = 32
 SCALE_BIAS = 127
@@ -76,14 +77,14 @@ FORMATS = {
 }
 
 
-def get(name: str) -> Format:
+def get(name: object) -> Format:
     """The format called `name`.
 
     Raises:
         KnobError: there is none; the message lists those there are.
     """
-    if name not in FORMATS:
-        raise KnobError(f"{name!r} is not a format; formats: {', '.join(FORMATS)}")
+    if not isinstance(name, str) or name not in FORMATS:
+        raise KnobError(f"{short(name)} is not a format; formats: {', '.join(FORMATS)}")
     return FORMATS[name]
 
 

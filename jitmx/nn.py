@@ -17,6 +17,8 @@ from jitmx.ops import checks
 from jitmx.ops.linear import linear, operand
 from jitmx.ops.linear.packed import PackedWeight, pack_weight
 from jitmx.ops.quantize import quantize
+from jitmx.quoting import short
+from jitmx.registry.spec import MAX_SIZE
 from jitmx.runtime import card
 
 __all__ = ["MXFP4Linear"]
@@ -59,10 +61,17 @@ class MXFP4Linear(torch.nn.Module):  # type: ignore[misc]
         format: str = "mxfp4",
     ) -> None:
         super().__init__()
-        if in_features < 1 or in_features % formats.BLOCK or out_features < 1:
+        checks.require_whole(in_features=in_features, out_features=out_features)
+        if (
+            in_features < 1
+            or in_features % formats.BLOCK
+            or out_features < 1
+            or max(in_features, out_features) > MAX_SIZE
+        ):
             raise InputError(
-                f"in_features={in_features} and out_features={out_features}: in_features must be a multiple of "
-                f"{formats.BLOCK}, the values that share a scale, and out_features 1 or more"
+                f"in_features={short(in_features)} and out_features={short(out_features)}: in_features must be a "
+                f"multiple of {formats.BLOCK}, the values that share a scale, out_features 1 or more, and both "
+                f"{MAX_SIZE} at most"
             )
         if dtype not in (torch.bfloat16, torch.float16):
             raise InputError(f"dtype={dtype} is neither bfloat16 nor float16", "convert the module with .bfloat16()")
@@ -160,7 +169,7 @@ class MXFP4Linear(torch.nn.Module):  # type: ignore[misc]
             InputError: it is of no packed weight, or its format is not this module's.
         """
         found = {name: state.get(name) if isinstance(state, dict) else None for name in self.get_extra_state()}
-        if found["format"] != self.format and found["format"] in formats.FORMATS:
+        if found["format"] != self.format and found["format"] in tuple(formats.FORMATS):
             raise InputError(f"the state dict holds an {found['format']} weight", "make the module with that format")
         if (
             found["format"] != self.format

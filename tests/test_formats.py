@@ -72,6 +72,8 @@ def test_nibbles_are_packed_with_even_k_low() -> None:
 
 
 def test_an_unknown_format_or_rule_is_named_with_its_choices() -> None:
+    with pytest.raises(KnobError, match=r"\['mxfp4'\] is not a format; formats: mxfp4, mxfp6e2m3"):
+        formats.get(["mxfp4"])
     with pytest.raises(KnobError, match=r"'mxfp5' is not a format; formats: mxfp4, mxfp6e2m3"):
         formats.get("mxfp5")
     with pytest.raises(KnobError, match="'round' is not a scale rule; rules: floor, ceil, even"):

@@ -50,9 +50,18 @@ def require_cuda(name: str, tensor: object) -> torch.Tensor:
     found = require_tensor(name, tensor)
     if not card.holds(found):
         raise InputError(f"{name} is {describe(found)}; jitmx runs on CUDA tensors", f"move it with {name}.cuda()")
-    if found.layout is not torch.strided:
-        raise InputError(f"{name} is {describe(found)}, {found.layout}", f"pass {name}.to_dense()")
+    require_strided(name, found)
     return found
+
+
+def require_strided(name: str, tensor: torch.Tensor) -> None:
+    """`tensor` is none of the sparse ones.
+
+    Raises:
+        InputError: it is.
+    """
+    if tensor.layout is not torch.strided:
+        raise InputError(f"{name} is {describe(tensor)}, {tensor.layout}", f"pass {name}.to_dense()")
 
 
 def require_layout(name: str, tensor: torch.Tensor) -> None:

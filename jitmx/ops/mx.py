@@ -8,6 +8,7 @@ import torch
 
 from jitmx import formats
 from jitmx.errors import InputError
+from jitmx.ops import checks
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +34,7 @@ class MXTensor:
                     f"{name} must be a uint8 tensor of at least one dimension",
                     "view float8_e8m0fnu or packed types as torch.uint8",
                 )
+            checks.require_strided(name, tensor)
         k = self.codes.shape[-1] * item.codes_per_byte
         if k % formats.BLOCK or tuple(self.scales.shape) != (*self.codes.shape[:-1], k // formats.BLOCK):
             raise InputError(

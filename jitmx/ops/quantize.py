@@ -70,7 +70,7 @@ def _quantize(x: torch.Tensor, format: str, scale_rule: str) -> tuple[torch.Tens
 
 def _quantized(x: torch.Tensor, format: str, scale_rule: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and scales that are not written yet."""
-    item = formats.get(str(format))
+    item = formats.get(format)
     if scale_rule not in formats.SCALE_RULES:
         raise KnobError(f"scale_rule={scale_rule!r} is not one of {', '.join(formats.SCALE_RULES)}")
     checks.require_tensor("x", x)

@@ -58,6 +58,12 @@ def test_a_state_dict_that_says_nothing_that_is_packed_is_refused(said: Any) -> 
         MXFP4Linear(96, 48).load_state_dict(state)
 
 
+def test_a_state_dict_that_says_a_list_is_refused_in_words() -> None:
+    said = {"format": ["mxfp4"], "encoding": "rotated", "scale_range": "normal"}
+    with pytest.raises(InputError, match="which is nothing that jitmx packs"):
+        MXFP4Linear(96, 48).load_state_dict({**MXFP4Linear(96, 48).state_dict(), "_extra_state": said})
+
+
 @pytest.mark.parametrize("assign", [False, True])
 @pytest.mark.parametrize("name", ["words", "scales"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64, torch.uint8])
@@ -146,6 +152,11 @@ def test_a_compiled_module_is_one_graph_with_one_operator() -> None:
         (lambda: MXFP4Linear(95, 48), "in_features=95 .*must be a multiple of 32"),
         (lambda: MXFP4Linear(0, 48), "in_features=0 "),
         (lambda: MXFP4Linear(96, 0), "out_features=0"),
+        (lambda: MXFP4Linear(96.0, 48), "in_features=96.0 is not a whole number; pass in_features as an int"),
+        (lambda: MXFP4Linear("96", 48), "in_features='96' is not a whole number"),
+        (lambda: MXFP4Linear(96, None), "out_features=None is not a whole number"),
+        (lambda: MXFP4Linear(1 << 40, 1 << 40), "in_features=1099511627776 .* both 2147483616 at most"),
+        (lambda: MXFP4Linear(96, 1 << 40, device="meta"), "out_features=1099511627776: .* both 2147483616 at most"),
         (lambda: MXFP4Linear(96, 48, dtype=torch.float32), r"neither bfloat16 nor float16; .*\.bfloat16\(\)"),
         (lambda: MXFP4Linear(96, 48, format="mxfp6"), "format='mxfp6' is not one of mxfp4, mxfp8"),
         (lambda: MXFP4Linear.from_linear(torch.nn.ReLU()), "module is a ReLU without a weight"),

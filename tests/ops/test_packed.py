@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -119,6 +121,61 @@ def test_an_mxfp8_weight_is_packed_as_the_reference_packs_it() -> None:
     words, bytes_of_scales = pack_mxfp8(codes.numpy(), scales.numpy())
     np.testing.assert_array_equal(packed.words.numpy().view(np.uint32), words)
     np.testing.assert_array_equal(packed.scales.numpy().view(np.uint32), bytes_of_scales)
+
+
+def weight_of(n: int = 48, k: int = 128) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(n + k)
+    codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, generator=generator)
+    return codes, torch.randint(120, 130, (n, k // 32), dtype=torch.uint8, generator=generator)
+
+
+@pytest.mark.parametrize("shape", [(48, 128), (40, 96)], ids=["whole tiles", "padded"])
+@pytest.mark.parametrize("format", ["mxfp4", "mxfp8"])
+def test_codes_and_scales_whose_columns_lie_apart_are_packed_as_those_side_by_side(
+    format: str, shape: tuple[int, int]
+) -> None:
+    codes, scales = weight_of(*shape)
+    codes = codes.repeat(1, 2) if format == "mxfp8" else codes
+    apart = jitmx.MXTensor(codes.t().contiguous().t(), scales.t().contiguous().t(), format)
+    packed, wanted = jitmx.pack_weight(apart), jitmx.pack_weight(jitmx.MXTensor(codes, scales, format))
+    assert torch.equal(packed.words, wanted.words) and torch.equal(packed.scales, wanted.scales)
+
+
+@pytest.mark.parametrize(
+    ("weight", "said"),
+    [
+        (lambda c, s: (c.to("meta"), s.to("meta")), "codes and scales are on meta, and have no data to pack"),
+        (lambda c, s: (c.to_sparse(), s), r"codes is uint8 \[48, 64\] on cpu, torch.sparse_coo; pass codes.to_dense"),
+        (lambda c, s: (c, s.to_sparse()), r"scales is uint8 \[48, 4\] on cpu, torch.sparse_coo; pass scales.to_dense"),
+    ],
+)
+def test_codes_that_cannot_be_read_are_refused_with_the_remedy(weight: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        jitmx.pack_weight(weight(*weight_of()))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        (("40", 96), "n='40' is not a whole number; pass n as an int"),
+        ((40.0, 96), "n=40.0 is not a whole number"),
+        ((40, None), "k=None is not a whole number"),
+        ((-40, 96), "n=-40 and k=96: n must be 1 or more, and k a multiple of 32"),
+        ((40, 97), "n=40 and k=97: n must be 1 or more, and k a multiple of 32"),
+    ],
+)
+def test_packed_words_are_of_numbers_of_features(sizes: tuple[Any, Any], said: str) -> None:
+    packed = jitmx.pack_weight(weight_of())
+    with pytest.raises(InputError, match=said):
+        jitmx.PackedWeight(packed.words, packed.scales, *sizes, "rotated", "normal")
+    with pytest.raises(InputError, match=said):
+        jitmx.PackedExperts(packed.words[None], packed.scales[None], *sizes, "rotated", "normal")
+
+
+@pytest.mark.parametrize("weight", [None, 5, [[1.0]]])
+def test_rows_to_interleave_are_a_tensor(weight: Any) -> None:
+    with pytest.raises(InputError, match=f"weight is a {type(weight).__name__}, not a torch tensor"):
+        jitmx.interleave_gate_up(weight)
 
 
 def test_an_unknown_encoding_is_refused() -> None:

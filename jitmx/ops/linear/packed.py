@@ -19,6 +19,7 @@ from jitmx.ops import checks
 from jitmx.ops.linear.row_words import PackedRows, RowWords
 from jitmx.ops.mx import MXTensor
 from jitmx.ops.pack import pack
+from jitmx.quoting import short
 from jitmx.runtime.plan import Plans
 
 
@@ -29,6 +30,21 @@ class Packed:
     scales: torch.Tensor
     encoding: str
     scale_range: str
+    n: int
+    k: int
+
+    def _tiles(self) -> tuple[int, int]:
+        """Rows of tiles and tiles of k.
+
+        Raises:
+            InputError: n or k is no number of features.
+        """
+        checks.require_whole(n=self.n, k=self.k)
+        if self.n < 1 or self.k < 1 or self.k % formats.BLOCK:
+            raise InputError(
+                f"n={short(self.n)} and k={short(self.k)}: n must be 1 or more, and k a multiple of {formats.BLOCK}"
+            )
+        return packed_tiles(self.n, self.k)
 
     def _require(self, what: str, remedy: str, tiles: tuple[int, ...], lanes: tuple[int, ...]) -> None:
         """Raise InputError unless words and scales are `what`: of so many tiles, a word of which has such lanes."""
@@ -98,7 +114,7 @@ class PackedWeight(PackedRows, Packed):
     plans: Plans = field(default_factory=Plans, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        tiles = packed_tiles(self.n, self.k)
+        tiles = self._tiles()
         if self.format not in WEIGHTS:
             raise InputError(f"format={self.format!r} of a packed weight is not one of {', '.join(WEIGHTS)}")
         lanes = (32, 4) if self.format == "mxfp4" else (2, 32, 4)

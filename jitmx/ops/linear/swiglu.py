@@ -29,8 +29,9 @@ def interleave_gate_up(weight: torch.Tensor) -> torch.Tensor:
         The same rows [2 i, ...], in new memory.
 
     Raises:
-        InputError: another number of rows.
+        InputError: no tensor, or another number of rows.
     """
+    checks.require_tensor("weight", weight)
     n = weight.shape[0] if weight.dim() else 0
     if n == 0 or n % TILE_ROWS:
         raise InputError(f"weight has {n} rows; gates and ups are a multiple of {HALF} each")

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import torch
 
 from jitmx.errors import InputError
-from jitmx.kernels.linear.layout import packed_tiles
 from jitmx.ops.linear.packed import Packed, quantized
 from jitmx.ops.linear.row_words import PackedRows, RowWords
 from jitmx.ops.mx import MXTensor
@@ -40,7 +39,7 @@ class PackedExperts(PackedRows, Packed):
     plans: Plans = field(default_factory=Plans, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        tiles = packed_tiles(self.n, self.k)
+        tiles = self._tiles()
         experts = self.words.shape[0] if isinstance(self.words, torch.Tensor) and self.words.dim() else 0
         what = f"packed experts [{experts}, {self.n}, {self.k}]"
         self._require(what, "use pack_experts", (experts, *tiles), (32, 4))

@@ -37,11 +37,13 @@ def pack(
         may prefetch the weight ahead of their place in the stream.
 
     Raises:
-        InputError: an unknown encoding.
+        InputError: an unknown encoding, or codes without data.
         CaptureError: a CUDA graph is being captured.
         NotWarmedError: the kernel is not in the cache, and JITMX_MODE=required.
     """
     device = codes.device
+    if device.type == "meta":
+        raise InputError("codes and scales are on meta, and have no data to pack", "pack them where they are loaded to")
     if device.type == "cuda" and card.capturing():
         raise CaptureError(
             "a weight was packed while a CUDA graph is captured", "pack weights when the model is loaded"

@@ -43,7 +43,7 @@ def pack(
     by_block = torch.nn.functional.pad(by_block, (0, 0, 0, columns, 0, rows))
     scales = torch.nn.functional.pad(scales, (0, columns, 0, rows), value=formats.SCALE_ONE)
     # Expert and tile row, half, g, k tile, block, and the bytes of a block as t and what it has.
-    split = by_block.reshape(experts * tile_rows, 2, 8, tiles, 2, 4, -1)
+    split = by_block.reshape(experts * tile_rows, 2, 8, tiles, 2, 4, -1).contiguous()  # codes may lie apart
     if format == "mxfp4":
         words = _encode(split.view(torch.int32).squeeze(-1).permute(0, 3, 2, 5, 4, 1).contiguous(), encoding)
         words = words.view(experts, tile_rows, tiles, 32, 4)
