@@ -30,6 +30,11 @@ def describe(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} on {tensor.device}"
 
 
+def shown(value: object) -> str:
+    """What was passed where a tensor belongs: `describe` of one, or its type."""
+    return describe(value) if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+
+
 def require_tensor(name: str, tensor: object) -> torch.Tensor:
     """`tensor` as a tensor.
 

@@ -31,7 +31,7 @@ class MXTensor:
             tensor = getattr(self, name)
             if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.uint8 or tensor.dim() < 1:
                 raise InputError(
-                    f"{name} must be a uint8 tensor of at least one dimension",
+                    f"{name} is {checks.shown(tensor)}; it must be a uint8 tensor of at least one dimension",
                     "view float8_e8m0fnu or packed types as torch.uint8",
                 )
             checks.require_strided(name, tensor)

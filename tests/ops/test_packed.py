@@ -104,7 +104,16 @@ def test_packing_pads_to_whole_tiles_only() -> None:
         (lambda: jitmx.MXTensor(zeros(2, 4, 16), zeros(2, 4, 1)), r"\[2, 4, 32\]; a linear weight is \[n, k\]"),
         (lambda: jitmx.MXTensor(zeros(0, 16), zeros(0, 1)), "n and k must be 1 or more"),
         (lambda: (zeros(4, 16), zeros(4, 2)), "do not fit"),
-        (lambda: (torch.zeros(4, 16), torch.zeros(4, 1)), "must be a uint8 tensor"),
+        (
+            lambda: (torch.zeros(4, 16), torch.zeros(4, 1)),
+            r"codes is float32 \[4, 16\] on cpu; it must be a uint8 tensor",
+        ),
+        (
+            lambda: (zeros(4, 16).to(torch.int8), zeros(4, 1)),
+            r"codes is int8 \[4, 16\] on cpu; .*; view float8_e8m0fnu",
+        ),
+        (lambda: (zeros(4, 16), None), "scales is a NoneType; it must be a uint8 tensor of at least one dimension"),
+        (lambda: (torch.zeros((), dtype=torch.uint8), zeros(4, 1)), r"codes is uint8 \[\] on cpu; it must be"),
     ],
 )
 def test_a_weight_that_is_none_is_refused_with_the_reason(weight: object, message: str) -> None:
@@ -170,6 +179,24 @@ def test_packed_words_are_of_numbers_of_features(sizes: tuple[Any, Any], said: s
         jitmx.PackedWeight(packed.words, packed.scales, *sizes, "rotated", "normal")
     with pytest.raises(InputError, match=said):
         jitmx.PackedExperts(packed.words[None], packed.scales[None], *sizes, "rotated", "normal")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"words": None}, r"words of a packed weight \[48, 128\] is a NoneType; it must be int32 \[3, 2, 32, 4\]; use"),
+        (
+            {"scales": torch.zeros(3, 2, 8)},
+            r"scales of a packed weight .* is float32 \[3, 2, 8\] on cpu; it must be int32",
+        ),
+        ({"n": 64}, r"words of a packed weight \[64, 128\] is int32 \[3, 2, 32, 4\] on cpu; .*\[4, 2, 32, 4\]"),
+    ],
+)
+def test_words_that_are_of_no_packed_weight_are_named_as_they_are(change: dict[str, Any], said: str) -> None:
+    packed = jitmx.pack_weight(weight_of())
+    given = {"words": packed.words, "scales": packed.scales, "n": 48, "k": 128}
+    with pytest.raises(InputError, match=said):
+        jitmx.PackedWeight(**given | change, encoding="rotated", scale_range="normal")
 
 
 @pytest.mark.parametrize("weight", [None, 5, [[1.0]]])

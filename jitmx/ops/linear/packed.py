@@ -51,7 +51,7 @@ class Packed:
         for name, shape in (("words", (*tiles, *lanes)), ("scales", (*tiles, 8))):
             tensor = getattr(self, name)
             if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.int32 or tuple(tensor.shape) != shape:
-                raise InputError(f"{name} of {what} must be int32 {list(shape)}", remedy)
+                raise InputError(f"{name} of {what} is {checks.shown(tensor)}; it must be int32 {list(shape)}", remedy)
             checks.require_layout(name, tensor)
         if self.words.device != self.scales.device:
             raise InputError(
