@@ -196,6 +196,8 @@ RARER: tuple[dict[str, Any], ...] = (
      "rotary": 64, "sinks": "sinks_bf16"},
     {"rows": 64, "group": 1, "mask": 64, "keys": 16, "windowed": True},
     {"rows": 128, "group": 2, "keys": 16, "warps": 8, "stages": 2, "windowed": True},
+    {"group": 3, "keys": 16, "warps": 2},
+    {"group": 1, "keys": 16, "warps": 8, "stages": 2, "reduction": "global"},
 )  # fmt: skip
 
 

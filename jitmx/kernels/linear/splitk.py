@@ -172,12 +172,12 @@ def _ranked(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[di
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
-    """Two short rows, a lone value; ragged tiles of rows and of features, whole ones; slices that go round the ring,
-    uneven ones.
+    """Two short rows, a lone value; ragged tiles of rows and of features, whole ones; slices that go round the ring
+    three times, uneven ones.
     """
     knobs = variant.knobs
     features, split = knobs.groups * 64, knobs.split_k
-    around = knobs.ring * knobs.chunk + 2
+    around = 3 * knobs.ring * knobs.chunk + 5
     shapes = (
         (2, 2, split * TILE_K - 32),
         (knobs.tile_m + 1, features + TILE_ROWS, (split * 3 + split - 1) * TILE_K),

@@ -262,6 +262,8 @@ def _cases(variant: Variant) -> Iterator[Case]:
     ]
     if knobs.tile_m == 32:  # of so few rows it takes more steps until a warp arranges several units
         shapes.append((65, 40, split * 3 * ring * TILE_K, split))
+        if knobs.x == "image":  # tiles of X that a block has seen are bits of two words, and those beyond are not kept
+            shapes.append((66 * knobs.tile_m, 64, TILE_K, 2))
     if rest:
         shapes += [
             (2 * knobs.tile_m + 3, 2 * features + 24, split * 2 * ring * TILE_K, split),

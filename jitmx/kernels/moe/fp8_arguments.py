@@ -154,7 +154,7 @@ def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
         # A value nearer the middle of two codes than its sum is exact may go to either, a code of 3 bits further: each
         # is judged by itself, and how many do so says nothing.
         off = 0.0 if coded else relative_l2(found[:, usual], wanted[:, usual])
-        return judged(off, deviation(found, wanted, bound, 0.5 if coded else 1.0), gate)
+        return judged(off, deviation(found, wanted, bound, 0.5), gate)
 
     inputs = {
         "x": Buffer(fp8_rows.arrange(codes, offsets)),

@@ -189,7 +189,7 @@ def case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Routing
         if counters[0] != taken or (counters[COUNTERS:] != stored).any():
             return float("inf")
         error = relative_l2(found[:, usual], wanted[:, usual])
-        return judged(error, deviation(found, wanted, bound), GATE)
+        return judged(error, deviation(found, wanted, bound, 0.5), GATE)
 
     constant = {"w13": packed13[0], "w13_scales": packed13[1], "w2": packed2[0], "w2_scales": packed2[1]}
     constant |= {"b13": b13, "b2": b2} if knobs.bias else {}

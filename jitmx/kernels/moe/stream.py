@@ -172,13 +172,41 @@ def _check_problem(problem: MoeProblem, variant: Variant) -> None:
     require_room(problem, variant, lambda knobs: shared_bytes(knobs, problem, arch.multiprocessors), "columns")
 
 
+def _of_each(*experts: int) -> Routing:
+    """One expert of each row."""
+    return Routing(np.array(experts, np.int32)[:, None])
+
+
+# Experts, hidden, intermediate, routing, blocks, where by eight columns a block has no room: by one row; for its items
+# of the second product; and none but a late one.
+_CROWDED = (
+    (
+        5,
+        32,
+        128,
+        _of_each(0, 3, 4, *[3] * 5, 2, 2, 1, 2, 3, 4, 3, 3, 3, 2, 3, 3, 0, 3, 1, 0, 0, 3, 3, 3, 0, 3, 1, 1, 1),
+        4,
+    ),
+    (4, 128, 32, _of_each(2, *[1] * 13, 0, *[1] * 9, 3, *[1] * 5, 3, 1, 1), 5),
+    (
+        5,
+        64,
+        64,
+        _of_each(0, *[2] * 4, 1, 4, 1, 2, 2, 1, 2, 4, 2, 0, 2, 2, 3, 2, 2, 4, *[2] * 4, 0, 1, 1, 3, 2, 0, 2, 2),
+        5,
+    ),
+)
+
+
 def _cases(variant: Variant) -> Iterator[Case]:
     """One row; experts with many rows, one row twice, none, and ids that are no expert's; a map and a count; no item.
 
     Rows of tiles are shared by two blocks, by many warps or by none; chunks end within rows and rows within chunks;
     some warps have nothing to do. Rings go round in both products, and runs are as long as what is taken at once;
     threads bring several vectors; experts come in every slot, or none; pairs are as many as a warp's lanes, or more;
-    counts are below zero and above the rows. Of eight columns, items have four rows where blocks have no room for more.
+    counts are below zero and above the rows. Of eight columns, items have four rows where blocks have no room for more:
+    a row more than there is room for, of the second product alone, of the last block alone. One row has more vectors
+    than a block has threads.
     """
     knobs = variant.knobs
     many = many_rows(knobs.columns)
@@ -213,6 +241,8 @@ def _cases(variant: Variant) -> Iterator[Case]:
         (1, 32, wide, Routing(np.zeros((knobs.columns, 1), np.int32)), 1),
         (3, 224, 160, Routing(turns), 4),
         *([(1, 32, 32, Routing(crowded), 3)] if knobs.columns == 8 else []),
+        *(_CROWDED if knobs.columns == 8 else ()),
+        (1, 8 * SPEC.threads(knobs) + 32, 32, Routing(np.zeros((1, 1), np.int32)), 2),
     )
     resident = max(RESIDENT_THREADS // SPEC.threads(knobs), 1)
     for seed, (experts, hidden, intermediate, routing, blocks) in enumerate(shapes):

@@ -285,7 +285,7 @@ def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
 
     def error(found: Array) -> float:
         found = restore(found, offsets, n // 2) if up else found
-        return judged(relative_l2(found[:, usual], wanted[:, usual]), deviation(found, wanted, bound), GATE)
+        return judged(relative_l2(found[:, usual], wanted[:, usual]), deviation(found, wanted, bound, 0.5), GATE)
 
     inputs = {
         "x": Buffer(arrange(x, offsets)),

@@ -130,6 +130,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
     x[3, -1], x[9, 6], x[4, 5], x[5, ragged // 2] = np.nan, np.nan, np.inf, -np.inf
     if knobs.dtype == "bf16":
         x[6], x[7] = _normal(knobs, generator, 2, ragged) * np.array([[2.0**50], [2.0**100]], x.dtype)
+        x[8] = np.where(generator.random(ragged) < 0.5, 3.3e38, -3.3e38)  # times its weight beyond fp32, and yet 0
     else:
         x[6], x[7] = 65504.0, -60000.0
     yield _case(knobs, f"10 x {ragged}, of every kind", x, EPSILON, 4, generator, ragged + _PAD)

@@ -113,6 +113,8 @@ def _shapes(variant: Variant) -> list[tuple[int, int, str]]:
             # Of more warps than tokens those without one write what is normalized, in two rounds.
             most = min(knobs.tokens, 8, warps - 1)
             shapes.append((most, ((warps - most) * 32 // most + 1) * 8, "plain"))
+            if warps <= knobs.tokens:  # and none is without
+                shapes.append((warps, 72, "plain"))
         return shapes
     if variant.spec.name == "many":
         ring = 64 * knobs.splits * (knobs.stages + 1)  # a stage of each block is taken again

@@ -179,6 +179,8 @@ _RARER: tuple[dict[str, Any], ...] = (
     {"experts": 32, "bias": "bias_fp16", "mapped": True, "tile": 16, "splits": 4, "parts": 1, "norm": True,
      "normalized": True},
     {"experts": 40, "tile": 64, "splits": 2, "scoring": "softmax_all"},
+    {"experts": 40, "k": 8, "tile": 64, "splits": 2},
+    {"experts": 40, "k": 2, "tile": 64, "splits": 2},
 )  # fmt: skip
 
 KERNEL = form.kernel(SPEC, launch, _fixed, _heuristic, _RARER)
