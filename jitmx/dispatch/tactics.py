@@ -28,6 +28,7 @@ from jitmx.cache import files
 from jitmx.errors import KnobError, TacticError
 from jitmx.kernels import Family, Problem
 from jitmx.quoting import short
+from jitmx.registry.spec import said_kind
 
 SCHEMA_VERSION = 1
 KINDS = ("measured", "heuristic")
@@ -136,7 +137,8 @@ def _row(path: Path, number: int, row: Any, family: Family) -> Row:
         raise TacticError(f"{where} is no object with `when` and `knobs`, objects both", "mend or remove it")
     kernel: Any = row.get("kernel")
     when, knobs, us, spread = row["when"], row["knobs"], row.get("us"), row.get("spread")
-    fields = {item.name: type(item.default) for item in dataclasses.fields(family.problem)}
+    items = {item.name: item for item in dataclasses.fields(family.problem)}
+    fields = {name: type(item.default) for name, item in items.items()}
     derived = family.problem.derived
     unknown = when.keys() - fields - set(derived)
     if unknown:
@@ -151,8 +153,7 @@ def _row(path: Path, number: int, row: Any, family: Family) -> Row:
             continue
         values = wanted if isinstance(wanted, list) else [wanted]
         if len(values) != (2 if values is wanted else 1) or any(type(value) is not fields[name] for value in values):
-            one = fields[name].__name__
-            raise TacticError(f"{where}: {name} is {short(wanted)}, neither one {one} nor [low, high]")
+            raise TacticError(f"{where}: {name} is {short(wanted)}, neither {said_kind(items[name])} nor [low, high]")
     try:
         family.spec(kernel)
     except KnobError as error:

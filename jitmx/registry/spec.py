@@ -121,6 +121,13 @@ def _read(owner: str, item: dataclasses.Field[Any], text: str) -> Any:
     return text
 
 
+def said_kind(item: dataclasses.Field[Any]) -> str:
+    """What a value of a field is, in words."""
+    if isinstance(item.default, bool):
+        return " or ".join(("true", "false", *(word for word in flags(item).values() if isinstance(word, str))))
+    return "a whole number" if isinstance(item.default, int) else "text"
+
+
 @functools.cache
 def _rules(fields: Any) -> tuple[tuple[dataclasses.Field[Any], str, type[Any], Any, Any, Any], ...]:
     """Fields with name, type, choices and bounds, taken apart once: a heuristic makes hundreds of knobs a call."""
@@ -135,7 +142,7 @@ def _check(owner: str, item: dataclasses.Field[Any], value: Any) -> None:
     if isinstance(item.default, bool) and isinstance(value, str) and value in flags(item).values():
         return
     if isinstance(item.default, bool) != isinstance(value, bool) or not isinstance(value, type(item.default)):
-        raise KnobError(f"{owner}.{item.name}={short(value)} is not a {type(item.default).__name__}")
+        raise KnobError(f"{owner}.{item.name}={short(value)} is not {said_kind(item)}")
     choices, low, high = (item.metadata.get(part) for part in ("choices", "low", "high"))
     if choices is not None and value not in choices:
         listed = ", ".join(map(str, choices))

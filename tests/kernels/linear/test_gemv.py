@@ -97,8 +97,8 @@ def test_weights_are_packed_as_nibbles_where_block_scaled_mma_takes_them() -> No
         ({"dtype": "fp32"}, "dtype='fp32' is not one of bf16, fp16"),
         ({"encoding": "plain"}, "encoding='plain' is not one of rotated, nibble"),
         ({"scale_range": "wide"}, "scale_range='wide' is not one of normal, full"),
-        ({"bias": 1}, "bias=1 is not a bool"),
-        ({"m": True}, "m=True is not a int"),
+        ({"bias": 1}, "bias=1 is not true or false"),
+        ({"m": True}, "m=True is not a whole number"),
     ],
 )
 def test_a_problem_that_there_is_not_is_refused_with_the_rule_and_the_nearest_that_is(
