@@ -108,18 +108,40 @@ def _tables() -> Iterator[Check]:
         yield Check("tables", "problem", f"{folder} is no directory that is there", "make it, or unset JITMX_TACTICS")
         return
     targets = {target.name: target for target in arches.SUPPORTED.values()}
-    own = [path for path in sorted(folder.glob("*/*.json")) if path.parent.name in targets]
-    faults = []
-    for path in own:
+    faults, count = [], 0
+    for path in sorted((*folder.glob("*.json"), *folder.glob("*/*.json"))):
+        target = targets.get(path.parent.name) if path.parent != folder else None
+        if target is None or path.stem not in kernels.families():
+            faults.append(Check("tables", "problem", *_unread(path, folder)))
+            continue
+        count += 1
+        family = kernels.family(path.stem)
         try:
-            if path.stem in kernels.families():
-                tactics.load(path, kernels.family(path.stem), targets[path.parent.name])
+            found = tactics.idle(tactics.load(path, family, target), family, target)
+            faults += [Check("tables", "problem", said, f"mend the row, or take it out of {path}") for said in found]
         except JitmxError as error:
-            found, remedy = _split(error)
-            faults.append(Check("tables", "problem", found, remedy or f"mend or remove {path}"))
+            said, remedy = _split(error)
+            faults.append(Check("tables", "problem", said, remedy or f"mend or remove {path}"))
     yield from faults
-    if (own or named) and not faults:
-        yield Check("tables", "ok", f"{folder}: {len(own)} of your own")
+    if (count or named) and not faults:
+        yield Check("tables", "ok", f"{folder}: {count} of your own")
+
+
+def _unread(path: Path, folder: Path) -> tuple[str, str]:
+    """Of a file among tables that no call reads, why that is and what to do."""
+    from jitmx import kernels
+
+    if path.parent == folder:
+        return f"{path} is of no target, so no call reads it", f"move it to {folder}/<target>/"
+    name = path.parent.name
+    try:
+        target = arches.parse(name).name
+    except ArchError:
+        return f"{path} is not read: {name} is no target (targets: {', '.join(arches.SUPPORTED)})", "move it away"
+    if name != target:
+        return f"{path} is not read: tables of {name} are those in {target}/", f"rename the folder to {target}"
+    known = ", ".join(kernels.families())
+    return f"{path} is not read: {path.stem} is no family (families: {known})", "rename it or move it away"
 
 
 def _headers() -> Iterator[Check]:

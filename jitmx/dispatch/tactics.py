@@ -10,6 +10,8 @@ ranges of what follows from them (`Problem.derived`): {"rows_an_expert": [12, 48
 it was measured again has `spread`: how far its times lay apart, relative to `us`. A row that was measured in an
 earlier run has an `origin` of its own, which names driver, date and digest of the code where they are not the table's;
 null stands for what was not recorded. Without a digest nothing says of which code a time is.
+
+A row that can never apply is no error of a call, which passes it over: a table may be of other code. `idle` tells.
 """
 
 from __future__ import annotations
@@ -37,6 +39,9 @@ _DIGITS = 12  # of a digest, in words
 _LARGEST = 64 << 20  # bytes of a table
 _LONGEST = 1e12  # microseconds
 _TEXTS = ("card", "driver", "date", "code", "note")  # of an origin
+_OF_TABLE = ("schema_version", "family", "arch", "origin", "rows")
+_OF_ROW = ("when", "kernel", "knobs", "us", "spread", "origin")
+_REMEDY = "mend or remove it"
 
 
 @dataclass(frozen=True)
@@ -99,42 +104,102 @@ def load(path: Path, family: Family, arch: Arch) -> Table:
     return _checked(path, _parsed(path), family, arch)
 
 
+def idle(table: Table, family: Family, arch: Arch) -> list[str]:
+    """Of the rows that can serve no call, what is wrong with each: a row a line, for who looks after the table."""
+    found = []
+    for number, row in enumerate(table.rows):
+        said = _never(row, family, arch)
+        if said:
+            found.append(f"{table.path}: row {number} {said}")
+    return found
+
+
+def _never(row: Row, family: Family, arch: Arch) -> str:
+    """Why a row applies to no problem on a target, or is illegal for each; empty where it may serve."""
+    kernel = family.kernel(row.kernel)
+    if not kernel.runs_on(arch):
+        return f"never applies: {family.name}.{row.kernel} does not run on {arch}"
+    for item in dataclasses.fields(family.problem):
+        wanted = row.when.get(item.name)
+        if wanted is None:
+            continue
+        low, high = wanted if isinstance(wanted, list) else (wanted, wanted)
+        choices, least, most = (item.metadata.get(part) for part in ("choices", "low", "high"))
+        if choices is not None and not any(low <= choice <= high for choice in choices if type(choice) is type(low)):
+            return f"never applies: {item.name}={short(wanted)} is not one of {', '.join(map(str, choices))}"
+        if (least is not None and high < least) or (most is not None and low > most):
+            return f"never applies: {item.name}={short(wanted)} is beyond the limits of {family.name} problems"
+    try:
+        kernel.spec.own(**row.knobs)
+    except KnobError as error:
+        return f"is illegal: {error}"
+    return ""
+
+
 def _parsed(path: Path) -> Any:
     """The JSON value in `path`."""
+    cause: Exception
     try:
         found = files.read(path, _LARGEST, follow=True)
         if found is None:
             raise TacticError(f"{path} is gone", "name a table that is there")
         return json.loads(found[0])
-    except (OSError, ValueError, RecursionError) as error:
-        raise TacticError(
-            f"{path} is no tuning table ({type(error).__name__}: {error})", "mend or remove it"
-        ) from error
+    except OSError as error:
+        said, cause = f"it cannot be read: {error.strerror or error}", error
+    except UnicodeDecodeError as error:
+        said, cause = f"no text in UTF-8: {error.reason} at byte {error.start}", error
+    except json.JSONDecodeError as error:
+        said, cause = f"no JSON: {error}", error
+    except (ValueError, RecursionError) as error:  # a number of too many digits, or lists in lists without end
+        said, cause = f"no JSON that can be read: {error}", error
+    raise TacticError(f"{path} is no tuning table ({said})", _REMEDY) from cause
+
+
+def _require_keys(path: Path, data: Any, keys: Sequence[str], of: str = "") -> None:
+    """Raise TacticError where a JSON value is no object with these keys."""
+    if not isinstance(data, dict):
+        said = f"{of or 'it'} is no object"
+    else:
+        said = f"{of or 'it'} has no {' and no '.join(name for name in keys if name not in data)}"
+        if all(name in data for name in keys):
+            return
+    raise TacticError(f"{path} is no tuning table ({said})", _REMEDY)
+
+
+def _require_known(where: str, data: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Raise TacticError where an object has a key that nothing reads."""
+    unknown = sorted(data.keys() - set(known))
+    if unknown:
+        listed = ", ".join(map(short, unknown))
+        raise TacticError(f"{where} has {listed}, which nothing reads; its keys: {', '.join(known)}", _REMEDY)
 
 
 def _checked(path: Path, data: Any, family: Family, arch: Arch) -> Table:
-    try:
-        if data["schema_version"] != SCHEMA_VERSION:
-            raise TacticError(f"{path}: schema_version {data['schema_version']} is not {SCHEMA_VERSION}")
-        if (data["family"], data["arch"]) != (family.name, arch.name):
-            raise TacticError(f"{path} is for {data['family']} on {data['arch']}, not for {family.name} on {arch}")
-        if data["origin"]["kind"] not in KINDS:
-            raise TacticError(f"{path}: origin kind {data['origin']['kind']!r} is not one of {', '.join(KINDS)}")
-        for name in _TEXTS:
-            if not isinstance(data["origin"].get(name), str | None):
-                raise TacticError(f"{path}: {name} of its origin is no text", "mend or remove it")
-        listed = enumerate(data["rows"])
-    except (KeyError, TypeError, AttributeError) as error:
-        raise TacticError(
-            f"{path} is no tuning table ({type(error).__name__}: {error})", "mend or remove it"
-        ) from error
-    return Table(path, family.name, arch.name, data["origin"], tuple(_row(path, *item, family) for item in listed))
+    _require_keys(path, data, _OF_TABLE[:1])
+    if data["schema_version"] != SCHEMA_VERSION:
+        raise TacticError(f"{path}: schema_version {short(data['schema_version'])} is not {SCHEMA_VERSION}", _REMEDY)
+    _require_keys(path, data, _OF_TABLE)
+    _require_known(str(path), data, _OF_TABLE)
+    if (data["family"], data["arch"]) != (family.name, arch.name):
+        raise TacticError(f"{path} is for {data['family']} on {data['arch']}, not for {family.name} on {arch}")
+    origin = data["origin"]
+    _require_keys(path, origin, ("kind",), "its origin")
+    if origin["kind"] not in KINDS:
+        raise TacticError(f"{path}: origin kind {short(origin['kind'])} is not one of {', '.join(KINDS)}")
+    for name in _TEXTS:
+        if not isinstance(origin.get(name), str | None):
+            raise TacticError(f"{path}: {name} of its origin is no text", _REMEDY)
+    if not isinstance(data["rows"], list):
+        raise TacticError(f"{path} is no tuning table (its rows are no list)", _REMEDY)
+    rows = tuple(_row(path, *item, family) for item in enumerate(data["rows"]))
+    return Table(path, family.name, arch.name, origin, rows)
 
 
 def _row(path: Path, number: int, row: Any, family: Family) -> Row:
     where = f"{path}: row {number}"
     if not (isinstance(row, dict) and isinstance(row.get("when"), dict) and isinstance(row.get("knobs"), dict)):
-        raise TacticError(f"{where} is no object with `when` and `knobs`, objects both", "mend or remove it")
+        raise TacticError(f"{where} is no object with `when` and `knobs`, objects both", _REMEDY)
+    _require_known(where, row, _OF_ROW)
     kernel: Any = row.get("kernel")
     when, knobs, us, spread = row["when"], row["knobs"], row.get("us"), row.get("spread")
     items = {item.name: item for item in dataclasses.fields(family.problem)}
@@ -150,10 +215,12 @@ def _row(path: Path, number: int, row: Any, family: Family) -> Row:
         if name in derived:
             if not (isinstance(wanted, list) and len(wanted) == 2 and all(_is_number(value) for value in wanted)):
                 raise TacticError(f"{where}: {name} is {short(wanted)}, no [low, high] of numbers")
+            _require_ascending(where, name, wanted)
             continue
         values = wanted if isinstance(wanted, list) else [wanted]
         if len(values) != (2 if values is wanted else 1) or any(type(value) is not fields[name] for value in values):
             raise TacticError(f"{where}: {name} is {short(wanted)}, neither {said_kind(items[name])} nor [low, high]")
+        _require_ascending(where, name, values)
     try:
         family.spec(kernel)
     except KnobError as error:
@@ -168,6 +235,13 @@ def _row(path: Path, number: int, row: Any, family: Family) -> Row:
     if not all(isinstance(value, str | None) for value in origin.values()):
         raise TacticError(f"{where}: what origin names must be texts, or null where it was not recorded")
     return Row(when, kernel, knobs, us, spread, origin)
+
+
+def _require_ascending(where: str, name: str, values: Sequence[Any]) -> None:
+    """Raise TacticError for [low, high] in which nothing lies."""
+    if not values[0] <= values[-1]:
+        turned = short([values[-1], values[0]])
+        raise TacticError(f"{where}: {name} is {short(list(values))}, whose low is above its high", f"write {turned}")
 
 
 def _is_number(value: Any) -> bool:

@@ -233,6 +233,18 @@ class KernelSpec:
         except TypeError:  # a value that cannot be hashed, of a table say, which is no knob's
             return _variant.__wrapped__(self, arch, tuple(knobs), *knobs.values())
 
+    def own(self, **knobs: Any) -> Knobs:
+        """Its knobs with these values, others at their defaults: each legal by itself, for some target.
+
+        Raises:
+            KnobError: an unknown knob, or a value outside its choices.
+        """
+        names = [item.name for item in dataclasses.fields(self.knobs)]
+        for name in knobs:
+            if name not in names:
+                raise KnobError(f"{self.family}.{self.name} has no knob {short(name)}; its knobs: {', '.join(names)}")
+        return self.knobs(**knobs)
+
     def legal(self, arch: Arch, **knobs: Any) -> Variant | None:
         """The variant with these knobs on `arch`, or None where there is none."""
         try:
@@ -244,11 +256,7 @@ class KernelSpec:
 @functools.lru_cache(maxsize=4096, typed=True)
 def _variant(spec: KernelSpec, arch: Arch, given: tuple[str, ...], *values: Any) -> Variant:
     """One object for each: a layer's warm-up chooses the same few some thousand times. True is another value than 1."""
-    names = [item.name for item in dataclasses.fields(spec.knobs)]
-    for name in given:
-        if name not in names:
-            raise KnobError(f"{spec.family}.{spec.name} has no knob {short(name)}; its knobs: {', '.join(names)}")
-    return Variant(spec, spec.knobs(**dict(zip(given, values, strict=True))), arch)
+    return Variant(spec, spec.own(**dict(zip(given, values, strict=True))), arch)
 
 
 def _check_features(knobs: Any, arch: Arch) -> None:

@@ -288,3 +288,33 @@ def test_keys_and_tables_that_serve_are_fine_and_those_that_cannot_be_read_are_p
     found = by_name(read("doctor", code=1))
     for name, path in zip(names, (tmp_path / "own.pub", tmp_path / "own.key", table), strict=True):
         assert found[name]["status"] == "problem" and str(path) in found[name]["found"] and found[name]["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("place", "found", "remedy"),
+    [
+        ("sm_121/linear.json", "is not read: tables of sm_121 are those in sm_121a/", "rename the folder to sm_121a"),
+        ("sm_121a/linaer.json", "is not read: linaer is no family (families: ", "rename it or move it away"),
+        ("linear.json", "is of no target, so no call reads it", "move it to "),
+        ("hopper/linear.json", "is not read: hopper is no target (targets: sm_80, ", "move it away"),
+        (
+            "sm_121a/linear.json",
+            ": row 0 never applies: linear.wgmma does not run on sm_121a",
+            "mend the row, or take ",
+        ),
+    ],
+)
+def test_tables_that_no_call_reads_and_rows_that_serve_none_are_problems(
+    read, without_gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, found: str, remedy: str
+) -> None:
+    path = tmp_path / "tactics" / place
+    path.parent.mkdir(parents=True)
+    row = {"when": {"m": 1}, "kernel": "wgmma", "knobs": {}}
+    table = {"schema_version": 1, "family": "linear", "arch": "sm_121a", "origin": {"kind": "measured"}, "rows": [row]}
+    path.write_text(json.dumps(table))
+    monkeypatch.setenv("JITMX_TACTICS", str(tmp_path / "tactics"))
+    settings.reload()
+    said = read("doctor", code=1)
+    finding = by_name(said)["tables"]
+    assert said["problems"] == 1 and finding["status"] == "problem"
+    assert finding["found"].startswith(f"{path}") and found in finding["found"] and remedy in finding["remedy"]

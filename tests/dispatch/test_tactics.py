@@ -254,9 +254,13 @@ def test_a_row_of_a_kernel_that_cannot_serve_the_problem_is_passed_over(write: W
         ({"arch": "sm_121a"}, "is for linear on sm_121a, not for linear on sm_90a"),
         ({"arch": "sm_90"}, "is for linear on sm_90, not for linear on sm_90a"),
         ({"origin": {"kind": "guessed"}}, "origin kind 'guessed' is not one of measured, heuristic"),
-        ({"origin": None}, "is no tuning table"),
-        ({"origin": {}}, "is no tuning table (KeyError: 'kind'); mend or remove it"),
-        ({"rows": 3}, "is no tuning table (TypeError: 'int' object is not iterable)"),
+        ({"origin": None}, "is no tuning table (its origin is no object); mend or remove it"),
+        ({"origin": {}}, "is no tuning table (its origin has no kind); mend or remove it"),
+        ({"rows": 3}, "is no tuning table (its rows are no list); mend or remove it"),
+        ({"rows": {}}, "is no tuning table (its rows are no list); mend or remove it"),
+        ({"row": []}, "has 'row', which nothing reads; its keys: schema_version, family, arch, origin, rows; mend or"),
+        ({"rows": [ROW | {"knob": {}}]}, "row 0 has 'knob', which nothing reads; its keys: when, kernel, knobs, us, "),
+        ({"rows": [ROW | {"when": {"m": [9, 1]}}]}, "row 0: m is [9, 1], whose low is above its high; write [1, 9]"),
         ({"rows": [3]}, "row 0 is no object with `when` and `knobs`, objects both"),
         ({"rows": [{"when": {}, "kernel": "gemv"}]}, "row 0 is no object with"),
         ({"rows": [ROW, ROW | {"when": [["m", 1]]}]}, "row 1 is no object with"),
@@ -285,13 +289,57 @@ def test_a_table_that_is_wrong_is_refused_with_its_path_and_the_reason(
     assert str(path) in str(error.value) and said in str(error.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"3", b"\xff\xfe", b'{"schema_version": 1}', b"{}" * 2])
-def test_a_file_that_is_no_table_at_all_is_refused_with_its_path(content: bytes, write: Write) -> None:
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "no JSON: Expecting value: line 1 column 1 (char 0)"),
+        (b"{", "no JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        (b"{}" * 2, "no JSON: Extra data: line 1 column 3 (char 2)"),
+        (b"[]", "it is no object"),
+        (b"null", "it is no object"),
+        (b"3", "it is no object"),
+        (b"\xff\xfe", "no JSON: "),
+        (b'{"a": 1\xff}', "no text in UTF-8: invalid start byte at byte 7"),
+        (b"{}", "it has no schema_version"),
+        (b'{"schema_version": 1}', "it has no family and no arch and no origin and no rows"),
+    ],
+)
+def test_a_file_that_is_no_table_at_all_is_refused_with_its_path_in_plain_words(
+    content: bytes, said: str, write: Write
+) -> None:
     path = write("sm_90a")
     path.write_bytes(content)
-    with pytest.raises(TacticError, match=r"is no tuning table \(\w+: .*\); mend or remove it") as error:
+    with pytest.raises(TacticError) as error:
         choose("linear", QKV, SM_90)
-    assert str(path) in str(error.value)
+    assert str(error.value).startswith(f"{path} is no tuning table ({said}")
+    assert str(error.value).endswith("; mend or remove it") and "Error" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"when": {"encoding": "foo"}}, "never applies: encoding='foo' is not one of rotated, nibble"),
+        ({"when": {"dtype": ["g", "h"]}}, "never applies: dtype=['g', 'h'] is not one of bf16, fp16"),
+        ({"when": {"k": 16}}, "never applies: k=16 is beyond the limits of linear problems"),
+        ({"when": {"m": [-3, 0]}}, "never applies: m=[-3, 0] is beyond the limits of linear problems"),
+        ({"when": {"m": [1 << 31, 1 << 40]}}, "never applies: m=[2147483648, 1099511627776] is beyond the limits"),
+        ({"kernel": "wgmma"}, "never applies: linear.wgmma does not run on sm_121a"),
+        ({"knobs": {"split": 8}}, "is illegal: linear.gemv has no knob 'split'; its knobs: "),
+        ({"knobs": {"stages": 99}}, "is illegal: linear.gemv.stages=99 is above its limit"),
+    ],
+)
+def test_a_row_that_serves_no_call_is_found_out_and_passed_over(row: dict[str, Any], said: str, write: Write) -> None:
+    family, target = kernels.family("linear"), arch.parse("sm_121")
+    path = write("sm_121a", ROW, ROW | {"when": {"m": 2}} | row)
+    (found,) = tactics.idle(tactics.load(path, family, target), family, target)
+    assert found.startswith(f"{path}: row 1 {said}")
+    served = choose("linear", LinearProblem.on(target), target)
+    assert served.decided_by.name == "user table" and served.variant.knobs.stages == 2
+
+
+@pytest.mark.parametrize("path", TABLES, ids=NAMES)
+def test_every_row_of_a_shipped_table_may_serve_a_call(path: Path) -> None:
+    assert tactics.idle(load(path), kernels.family(path.stem), arch.parse(path.parent.name)) == []
 
 
 @pytest.mark.parametrize(
