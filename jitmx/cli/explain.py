@@ -164,11 +164,16 @@ _BESIDE = {
 }
 
 
+def _given(name: str) -> bool:
+    """Whether an option stands on the command line."""
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
 def _require_read(**there: bool) -> None:
     """Raise UsageError for an option that nothing reads."""
     context = click.get_current_context()
     for name, (beside, said) in _BESIDE.items():
-        if not there[beside] and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+        if not there[beside] and _given(name):
             option, field = f"--{name.replace('_', '-')}", as_field(context, name)
             rest = f"give the operator's field as {field}" if field else f"leave {option} out"
             raise click.UsageError(f"{option} is of {said}, or {rest}")
@@ -179,6 +184,10 @@ def _require_rows_apart(family: Family, field: tuple[str, ...], *, cost: bool) -
     from jitmx import costs, kernels
 
     known = {item.name for item in dataclasses.fields(family.problem)}
+    if cost and family.axes and _given("rows"):
+        rows, first = click.get_current_context().params["rows"], family.axes[0]
+        said = f"--rows is of operators whose calls have no field for rows; those of {family.name} are {first}={rows}"
+        raise click.UsageError(said)
     for word in field:
         name, _, text = word.partition("=")
         if not cost and name in family.axes and len(text.replace(",", " ").split()) > 1:

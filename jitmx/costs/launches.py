@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from jitmx import costs
+from jitmx import costs, kernels
 from jitmx.costs import cards, counts, predict
 from jitmx.costs.cards import Card
 from jitmx.costs.predict import Prediction
@@ -97,8 +97,14 @@ def price(launch: Launch, card: Card | None = None, label: str = "", rows: int =
 
 
 def of_call(call: Call, card: Card | None = None, rows: int = 1) -> list[Priced]:
-    """What each launch of a call costs; raises as `price`."""
-    return [price(launch, card, rows=rows) for launch in call.launches]
+    """What each launch of a call costs; raises as `price`.
+
+    Args:
+        rows: of a call whose problem has no number of them (`norm`).
+    """
+    family = kernels.family(call.choice.variant.spec.family)
+    rows = family.rows(call.problem) if family.axes else rows
+    return [price(launch, card, rows=-(-rows // launch.times)) for launch in call.launches]
 
 
 def floor(priced: Iterable[Priced], card: Card) -> float:

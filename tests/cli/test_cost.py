@@ -42,6 +42,15 @@ def test_several_numbers_of_rows_are_a_line_each_with_what_they_take_at_the_leas
     run("explain", "moe", "-m", "16,256", "--arch", "sm_121", code=2)
 
 
+def test_launches_beside_a_product_are_priced_for_its_rows(read) -> None:
+    words = ("explain", "linear", "-n", "5120", "-k", "2880", "-m", "8192", "--arch", "sm_90", "--cost")
+    rows = read(*words, "activation=fp8")["cost"][1]
+    norm = read(*words, "norm=1")["cost"][1]
+    assert rows["kernel"].startswith("norm.rows") and norm["kernel"].startswith("norm.rms")
+    assert rows["bytes"] == pytest.approx(8192 * 2880 * 3, rel=0.01)  # bf16 in, E4M3 out
+    assert norm["bytes"] == pytest.approx(8192 * 2880 * 4, rel=0.01)
+
+
 def test_a_call_with_a_launch_of_unknown_cost_has_no_predicted_time(run, read) -> None:
     words = ("explain", "quantize", "--arch", "sm_90", "--cost")
     assert "not predicted for NVIDIA H200: no cost is declared of 1 of the 1 launches" in run(*words).stdout

@@ -125,6 +125,8 @@ def test_a_field_that_is_zero_where_nothing_is_said_may_be_said_to_be_zero(run: 
         (("linear", "--arch", "sm_90"), "one target at a time"),
         (("linear", "-m", "1,2"), "'m=1,2': without --cost m has one value; --cost takes several, a line each"),
         (("norm", "--cost", "-m", "4"), "'m=4' is no field of norm; its rows are given by --rows 4"),
+        (("linear", "--cost", "--rows", "5"), "no field for rows; those of linear are m=5"),
+        (("sampling", "--cost", "--rows", "5"), "no field for rows; those of sampling are rows=5"),
         (("attention", "--context", "8192"), "--model, or give the operator's field as context=8192"),
         (("moe", "--context", "8192"), "--context is of a step: name the model by --model, or leave --context out"),
     ],
