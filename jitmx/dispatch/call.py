@@ -124,7 +124,7 @@ def explain(op: str, arch: Arch, *, multiprocessors: int | None = None, **shape:
     """What a call with this shape would run on `arch`, and why; fields left out are those of the first typical call.
 
     Raises:
-        KnobError: `op` is no family, has no such field, or takes no such value.
+        KnobError: `op` is no family, has no such field, takes no such value, or no call has all of these.
     """
     problem = _asked(op, arch, shape)
     instead = {name: value for name, value in shape.items() if getattr(problem, name) != value}
@@ -144,4 +144,6 @@ def _asked(op: str, arch: Arch, shape: Mapping[str, Any]) -> Problem:
         if name not in fields:
             raise KnobError(f"{family.name} problems have no {name!r}; they have {', '.join(fields)}")
     usual = next((problem.as_dict() for problem in family.typical(arch)), {})
-    return family.problem.on(arch, **{**usual, **shape})
+    problem = family.problem.on(arch, **{**usual, **shape})
+    problem.require_call()
+    return problem

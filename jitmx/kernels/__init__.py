@@ -52,6 +52,12 @@ class Problem(Fields):
                     f"the nearest legal value is {(size + BLOCK // 2) // BLOCK * BLOCK}",
                 )
 
+    def require_call(self) -> None:
+        """Raise KnobError where no one call has these fields, though kernels may be chosen for them.
+
+        Fields that bound several calls, the longest context and the most queries say, need not fit one.
+        """
+
     @property
     def overridable(self) -> bool:
         """Whether knobs and tiles in the environment are meant for it."""

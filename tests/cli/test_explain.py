@@ -125,6 +125,12 @@ def test_a_field_that_is_zero_where_nothing_is_said_may_be_said_to_be_zero(run: 
         (("linear", "--arch", "sm_90"), "one target at a time"),
         (("linear", "-m", "1,2"), "'m=1,2': without --cost m has one value; --cost takes several, a line each"),
         (("norm", "--cost", "-m", "4"), "'m=4' is no field of norm; its rows are given by --rows 4"),
+        (("attention", "context=100", "queries=2000"), "context=100 is less than its queries=2000, and counts new"),
+        (("attention", "queries=40", "mask=32"), "mask=32 bits are fewer than queries=40; use mask=64"),
+        (("attention", "queries=65", "mask=32"), "fewer than queries=65; give queries=64 or fewer"),
+        (("moe", "experts=2", "top=4", "routing=bf16"), "moe.top=4 of router logits is over experts=2; the nearest"),
+        (("routing", "source=logits", "norm=1"), "routing.norm=True is of hidden states, and source='logits' gives"),
+        (("routing", "source=ids", "normalized=1"), "routing.normalized=True is of hidden states, and source='ids'"),
         (("linear", "--cost", "--rows", "5"), "no field for rows; those of linear are m=5"),
         (("sampling", "--cost", "--rows", "5"), "no field for rows; those of sampling are rows=5"),
         (("attention", "--context", "8192"), "--model, or give the operator's field as context=8192"),
@@ -133,6 +139,10 @@ def test_a_field_that_is_zero_where_nothing_is_said_may_be_said_to_be_zero(run: 
 )
 def test_a_bad_question_is_a_usage_error_that_names_the_choices(run, arguments, said) -> None:
     assert said in run("explain", *arguments, "--arch", "sm_121", code=2).stderr
+
+
+def test_experts_of_which_most_are_elsewhere_may_be_fewer_than_a_row_takes(read) -> None:
+    assert read("explain", "moe", "--arch", "sm_121", "experts=2", "top=4")["problem"]["top"] == 4
 
 
 def test_a_count_of_sms_is_also_one_of_multiprocessors(read) -> None:

@@ -17,11 +17,10 @@ from dataclasses import replace
 from typing import Any
 
 from jitmx.arch import Arch
-from jitmx.errors import KnobError
 from jitmx.kernels import Companion, Family
 from jitmx.kernels.attention import append, decode, prefill, wgmma
 from jitmx.kernels.attention.cases import append_cases, decode_cases, prefill_cases
-from jitmx.kernels.attention.problem import CACHES, AttentionProblem, short_queries
+from jitmx.kernels.attention.problem import CACHES, AttentionProblem, require_places, short_queries
 from jitmx.kernels.benchmark import Benchmark
 from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.tuning import Tuning
@@ -114,10 +113,7 @@ def _of_model(model: Model) -> list[dict[str, Any]]:
 def _require_places(fields: Mapping[str, Any]) -> None:
     """Raise KnobError where requests have fewer tokens than new ones, or a mask fewer bits."""
     queries, context = fields.get("queries", (1,)), fields.get("context", (8192,))
-    if max(queries) > min(context):
-        raise KnobError(f"context={min(context)} is less than its queries={max(queries)}", "it counts new tokens too")
-    if 0 < fields.get("mask", 0) < max(queries):
-        raise KnobError(f"mask={fields['mask']} bits are fewer than queries={max(queries)}", "use mask=64")
+    require_places(min(context), max(queries), fields.get("mask", 0))
 
 
 TUNING = Tuning(

@@ -73,6 +73,10 @@ class AttentionProblem(Problem):
         super().__post_init__()
         _check_page(self.page_size)
 
+    def require_call(self) -> None:
+        """Raise KnobError where a request has fewer tokens than new ones, or a mask fewer bits."""
+        require_places(self.context, self.queries, self.mask)
+
     @property
     def windowed(self) -> bool:
         """Whether tokens attend to the last ones only."""
@@ -90,6 +94,19 @@ class AttentionProblem(Problem):
         if self.rope == "no_rope":
             return found | {"rotary": 0, "table": "table_bf16"}
         return found | {"rotary": self.rotary or self.head_dim}
+
+
+def require_places(context: int, queries: int, mask: int) -> None:
+    """Raise KnobError where requests have fewer tokens than new ones, or a mask fewer bits than these."""
+    if queries > context:
+        raise KnobError(
+            f"context={context} is less than its queries={queries}, and counts new tokens too",
+            f"give context={queries} or more",
+        )
+    if 0 < mask < queries:
+        enough = next((bits for bits in MASKS if bits >= queries), None)
+        remedy = f"give queries={MASKS[-1]} or fewer" if enough is None else f"use mask={enough}"
+        raise KnobError(f"mask={mask} bits are fewer than queries={queries}", remedy)
 
 
 def short_queries(group: int) -> int:

@@ -77,6 +77,14 @@ class MoeProblem(Problem):
         if self.residual == "pair" and self.reduction == "atomic":
             raise KnobError("reduction='atomic' adds to y in bf16, and residual='pair' leaves a pair", "use 'ordered'")
 
+    def require_call(self) -> None:
+        """Raise KnobError for more experts a row than there are logits of."""
+        if self.routing != "ids" and self.top > self.experts:  # ids may name experts that are elsewhere
+            raise KnobError(
+                f"{self.owner}.top={self.top} of router logits is over experts={self.experts}",
+                f"the nearest legal value is {self.experts}",
+            )
+
     @property
     def experts_hit(self) -> float:
         """Experts that have rows, where all are as likely."""

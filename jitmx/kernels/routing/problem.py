@@ -49,6 +49,13 @@ class RoutingProblem(Problem):
                 f"the nearest legal value is {max(8, (self.h + 4) // 8 * 8)}",
             )
 
+    def require_call(self) -> None:
+        """Raise KnobError for a norm where no hidden states are given."""
+        for name in ("norm", "normalized"):
+            if getattr(self, name) and self.source != "hidden":
+                said = f"{self.owner}.{name}=True is of hidden states, and source={self.source!r} gives none"
+                raise KnobError(said, "leave it out, or use source='hidden'")
+
 
 def parts(problem: RoutingProblem) -> list[RoutingProblem]:
     """The problems of a call's launches: one where tokens are few, lists apart where they are many."""
