@@ -13,7 +13,7 @@ import torch
 import jitmx
 import short_sums
 from jitmx import formats
-from jitmx.errors import InputError, KnobError
+from jitmx.errors import InputError
 from jitmx.kernels import fp8_rows
 from jitmx.kernels.linear.layout import ENCODINGS
 from jitmx.kernels.moe import layout
@@ -237,7 +237,6 @@ def test_the_operator_of_torch_takes_it(card: Simulated) -> None:
         ({"alpha": 0.0}, "give h no bound", InputError),
         ({"limit": float("nan")}, "give h no bound", InputError),
         ({"activation": "relu2"}, "do not fit: with activation='relu2'", InputError),
-        ({"weight_on": "input"}, "does not take weight_on='input'", KnobError),
     ],
 )
 def test_what_has_no_scale_a_row_is_refused(more: dict[str, Any], said: str, kind: type, card: Simulated) -> None:
@@ -245,6 +244,17 @@ def test_what_has_no_scale_a_row_is_refused(more: dict[str, Any], said: str, kin
     with pytest.raises(kind, match=said):
         layer(layer.x(2), routing, x_format="fp8", **more)
     assert not card.kernels
+
+
+@pytest.mark.parametrize("more", [{"weight_on": "input"}, {"reduction": "atomic"}], ids=str)
+def test_what_no_kernel_of_a_scale_a_row_takes_is_made_with_a_scale_a_block(
+    more: dict[str, str], card: Simulated
+) -> None:
+    layer, (ids, weights) = Layer(3, 96, 160), chosen(4, 3)
+    x, routing = layer.x(4), (ids[:, :1].contiguous(), weights[:, :1].contiguous())  # whose sums have no order
+    found = layer(x, routing, x_format="fp8", **more)
+    assert torch.equal(found, layer(x, routing, x_format="mxfp8", scale_rule="ceil", **more))
+    assert not any("fp8." in name for name in card.kernels)
 
 
 @pytest.mark.parametrize("which", [0, 1])

@@ -28,6 +28,12 @@ MAX_ROWS = 64  # of a layer in one launch
 ROUTINGS = ("ids", "bf16", "fp16", "fp32")  # ids and weights, or router logits
 PRODUCTS = ("layer", "gather", "up", "down", "both", "combine")
 
+# What kernels of fp8 take, where that is not all there is.
+_OF_FP8 = {
+    "scale_range": SCALE_RANGES[:1], "activation": ACTIVATIONS, "weight_on": WEIGHT_ON[:1],
+    "reduction": REDUCTIONS[:1],
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class MoeProblem(Problem):
@@ -132,12 +138,24 @@ class MoeProblem(Problem):
         encoding = preferred_encoding(arch, shape.get("x_format", "bf16"))
         return cls(**{"encoding": encoding, **shape}).taken(arch)
 
+    def refusal(self, arch: Arch) -> str:
+        """Why a target has no product for x_format=fp8, in words; empty where it has, and for other formats."""
+        if self.x_format != "fp8":
+            return ""
+        if "wgmma" not in arch.features:
+            return f"no kernel of {arch} takes fp8"
+        for name, usual in _OF_FP8.items():
+            value = getattr(self, name)
+            if value not in usual:
+                return f"kernels of fp8 do not take {name}={value}, only {' or '.join(usual)}"
+        return ""
+
     def taken(self, arch: Arch) -> MoeProblem:
         """The same as kernels of a target take it.
 
-        Where E4M3 with a scale a row is asked for and the target has no kernel for it, or none for weights of any
-        scale, that is E4M3 with the least scale that holds a block of 32: no value is rounded more coarsely.
+        Where E4M3 with a scale a row is asked for and the target has no kernel for it, or none for all else that is
+        asked, that is E4M3 with the least scale that holds a block of 32: no value is rounded more coarsely.
         """
-        if self.x_format != "fp8" or ("wgmma" in arch.features and self.scale_range == "normal"):
+        if not self.refusal(arch):
             return self
         return replace(self, x_format="mxfp8", scale_rule="ceil", row_range=ROW_RANGES[0])

@@ -177,8 +177,14 @@ def test_targets_without_it_take_a_scale_a_block_that_holds_its_largest(target: 
 
 
 @pytest.mark.parametrize("m", [1, 512])
-def test_so_do_weights_of_any_scale_where_it_is(m: int) -> None:
-    found = choose("moe", MoeProblem.on(HOPPER, m=m, x_format="fp8", scale_range="full"), HOPPER)
+@pytest.mark.parametrize(
+    "more",
+    [{"scale_range": "full"}, {"weight_on": "input"}, {"reduction": "atomic"}, {"activation": "relu2"},
+     {"activation": "plain"}],
+    ids=str,
+)  # fmt: skip
+def test_so_do_calls_that_its_kernels_do_not_take_where_it_is(m: int, more: dict[str, str]) -> None:
+    found = choose("moe", MoeProblem.on(HOPPER, m=m, x_format="fp8", **more), HOPPER)
     knobs = found.variant.knobs
     assert (found.variant.spec.name, knobs.x_format, knobs.scale_rule) == ("scaled", "mxfp8", "ceil")
     assert all(one.variant.spec.name != "wgmma_fp8" for one in companions(found))
