@@ -16,6 +16,8 @@ from jitmx.quoting import short
 if TYPE_CHECKING:
     from jitmx.arch import Arch
     from jitmx.kernels import Family
+    from jitmx.models import Model
+    from jitmx.vllm.request import Request
 
 
 def _rates(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> list[tuple[float, ...]]:
@@ -211,10 +213,30 @@ def _step(targets_asked: tuple[Arch, ...], model: str, batch: int, context: int,
     found = model_step.price(
         models.find(model), arch, batch, context, cache=cache, x_format=asked.x_format, activation=asked.activation
     )
+    notes = _left_in_bf16(models.find(model), arch, batch, asked)
     if as_json:
-        output.emit({"model": model, **found.to_dict(), "parameters": cost.card_dict(cards.of(arch))["parameters"]})
+        parameters = cost.card_dict(cards.of(arch))["parameters"]
+        output.emit({"model": model, **found.to_dict(), "notes": notes, "parameters": parameters})
     else:
         cost.step(found, model)
+        for note in notes:
+            output.say(note)
+
+
+def _left_in_bf16(model: Model, arch: Arch, tokens: int, asked: Request) -> list[str]:
+    """Of a step, which inputs are not rounded though that is asked for, and why."""
+    from jitmx import settings
+    from jitmx.serving import rounded_inputs
+
+    found = []
+    if asked.x_format != rounded_inputs.x_format_of(tokens, model.experts, model.top, asked.x_format, arch):
+        least = rounded_inputs.FP8_ROWS_AN_EXPERT["wgmma" in arch.features]
+        said = f"{settings.origin('moe_activation')}={asked.moe_activation}"
+        found.append(f"inputs of experts are in bf16: {said} is for {least} rows an expert and more on {arch}")
+    if asked.activation != "none" and tokens < rounded_inputs.FP8_ROWS:
+        said = f"{settings.origin('linear_activation')}={asked.linear_activation}"
+        found.append(f"inputs of dense layers are in bf16: {said} is for {rounded_inputs.FP8_ROWS} tokens and more")
+    return found
 
 
 def _speculation(

@@ -12,7 +12,7 @@ from jitmx.arch import Arch
 from jitmx.dispatch.choice import Choice
 from jitmx.dispatch.choose import companion, companions, fits_one_launch, split
 from jitmx.errors import KnobError
-from jitmx.kernels import Companion, Decomposition, Problem
+from jitmx.kernels import Companion, Decomposition, Instead, Problem
 from jitmx.registry.spec import Variant
 
 
@@ -32,13 +32,13 @@ class Call:
         problem: what the call asks for.
         unfused: the steps that run on their own, by name, each in words.
         launches: the first is the one that its kernel was chosen for.
-        instead: fields that the target takes as something else than was asked for, each with what was.
+        instead: fields that the call takes as something else than was asked for, each with what was, and what it takes.
     """
 
     problem: Problem
     unfused: Mapping[str, str]
     launches: tuple[Launch, ...]
-    instead: Mapping[str, Any] = field(default_factory=dict)
+    instead: Mapping[str, tuple[Any, Instead]] = field(default_factory=dict)
 
     @property
     def choice(self) -> Choice:
@@ -51,7 +51,7 @@ class Call:
         return {
             **first.choice.to_dict(),
             "problem": self.problem.as_dict(),
-            "instead_of": dict(self.instead),
+            "instead_of": {name: asked for name, (asked, _) in self.instead.items()},
             "launched": first.choice.problem.as_dict(),
             "times": first.times,
             "unfused": [{"step": name, "detail": detail} for name, detail in self.unfused.items()],
@@ -63,8 +63,8 @@ class Call:
         first, *others = self.launches
         title, kernel, *rest = dataclasses.replace(first.choice, problem=self.problem).lines()
         instead = [
-            f"instead     of {name}={asked}, {getattr(self.problem, name)}: no kernel of the target serves that here"
-            for name, asked in self.instead.items()
+            f"instead     of {name}={asked}, {taken.value}: {taken.why}"
+            for name, (asked, taken) in self.instead.items()
         ]
         steps = [f"unfused     {name}: {detail}" for name, detail in self.unfused.items()]
         rows = kernels.family(first.choice.variant.spec.family).rows
@@ -127,8 +127,10 @@ def explain(op: str, arch: Arch, *, multiprocessors: int | None = None, **shape:
         KnobError: `op` is no family, has no such field, takes no such value, or no call has all of these.
     """
     problem = _asked(op, arch, shape)
-    instead = {name: value for name, value in shape.items() if getattr(problem, name) != value}
-    return dataclasses.replace(call(op, problem, arch, multiprocessors=multiprocessors), instead=instead)
+    found = call(op, problem, arch, multiprocessors=multiprocessors)
+    taken = kernels.family(op).instead(dataclasses.replace(problem, **shape), found.choice.variant)
+    instead = {name: (shape[name], one) for name, one in taken.items() if shape.get(name, one.value) != one.value}
+    return dataclasses.replace(found, instead=instead)
 
 
 def call_variants(op: str, arch: Arch, *, multiprocessors: int | None = None, **shape: Any) -> tuple[Variant, ...]:

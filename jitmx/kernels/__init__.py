@@ -8,7 +8,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from jitmx import resources, settings
 from jitmx.arch import Arch
@@ -102,6 +102,13 @@ class Decomposition:
     before: tuple[Companion, ...] = ()
 
 
+class Instead(NamedTuple):
+    """What a call takes in place of a field's value that was asked for, and why, in words."""
+
+    value: Any
+    why: str
+
+
 @dataclass(frozen=True, eq=False)
 class Family:
     """A set of kernels that together serve one operator.
@@ -129,6 +136,8 @@ class Family:
         decompositions: how a call may be made, the best first; the last serves where no kernel takes another in one
             launch. By default there is one, without an unfused step.
         steps: what each step is that may run unfused, in words.
+        instead: by field, what the call of a problem as it is asked takes in its place where it runs as a variant; by
+            default every field is taken as asked.
         makes: what it is asked where it makes a step of another family's call that runs unfused, by the step's name and
             the problem of the call; None where it does not.
         tuning: what `jitmx tune` asks and measures of it; None where nothing is to be tuned.
@@ -149,6 +158,7 @@ class Family:
     companions: Callable[[Any, Variant], tuple[Companion, ...]] = lambda problem, variant: ()
     decompositions: Callable[[Any], Iterable[Decomposition]] = lambda problem: (Decomposition(problem),)
     steps: Mapping[str, str] = field(default_factory=dict)
+    instead: Callable[[Any, Variant], Mapping[str, Instead]] = lambda problem, variant: {}
     makes: Callable[[str, Any], Problem | None] = lambda step, problem: None
     tuning: Tuning | None = None
     benchmark: Benchmark | None = None

@@ -19,11 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx import formats
+from jitmx.kernels import Instead
 
 LINE_K = LINE_BYTES = 128
 BINADES = 12
 E4M3_MAX = 448.0
 ROW_RANGES = ("narrow", "wide")  # whether every row takes one pass, or some take more
+
+RULE = Instead("ceil", "a scale of fp8 is the least that holds its values")  # in place of any other rule of scales
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float64]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from jitmx import settings
 from jitmx.costs import cards, measured
 
 STEP = ("explain", "--model", "gpt-oss-120b", "--arch", "sm_121")
@@ -108,6 +109,17 @@ def test_measured_figures_stand_beside_what_the_model_says(run, read) -> None:
     assert all(one["predicted_us"] is None or one["predicted_us"] > 0 for one in said["figures"])
     lines = run("explain", "--measured", "--arch", "sm_90").stdout.splitlines()
     assert any(line.startswith("held out: ") and "within 15 %" in line for line in lines)
+
+
+def test_a_step_says_which_inputs_stay_in_bf16_though_eight_bits_are_asked_for(run, read, monkeypatch) -> None:
+    monkeypatch.setenv("JITMX_MOE_ACTIVATION", "fp8")
+    monkeypatch.setenv("JITMX_LINEAR_ACTIVATION", "fp8")
+    words = ("explain", "--model", "gpt-oss-120b", "--arch", "sm_121", "--batch")
+    experts = "inputs of experts are in bf16: JITMX_MOE_ACTIVATION=fp8 is for 64 rows an expert and more on sm_121a"
+    dense = "inputs of dense layers are in bf16: JITMX_LINEAR_ACTIVATION=fp8 is for 256 tokens and more"
+    settings.reload()
+    assert run(*words, "16").stdout.splitlines()[-2:] == [experts, dense]
+    assert [read(*words, count)["notes"] for count in ("16", "512", "4096")] == [[experts, dense], [experts], []]
 
 
 def test_parameters_are_printed_with_their_sources(run, read) -> None:

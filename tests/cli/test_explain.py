@@ -23,15 +23,44 @@ def test_it_is_the_choice_that_a_call_makes(run, read) -> None:
     assert run("explain", "linear", "--arch", "sm_121", *SHAPE).stdout.splitlines() == chosen.lines()
 
 
-def test_what_a_target_takes_in_place_of_what_was_asked_for_is_said(run, read) -> None:
-    """E4M3 with a scale a row is a product of warpgroups, of weights whose scales are in its range."""
-    asked = ("explain", "moe", "-m", "512", "x_format=fp8")
-    line = "instead     of x_format=fp8, mxfp8: no kernel of the target serves that here"
-    for words in ((*asked, "--arch", "sm_121"), (*asked, "scale_range=full", "--arch", "sm_90")):
-        said = read(*words)
-        assert said["instead_of"] == {"x_format": "fp8"} and said["problem"]["x_format"] == "mxfp8"
-        assert run(*words).stdout.splitlines()[1] == line
-    assert read(*asked, "--arch", "sm_90")["instead_of"] == {}
+@pytest.mark.parametrize(
+    ("words", "instead", "lines"),
+    [
+        (("moe", "x_format=fp8", "--arch", "sm_121"), {"x_format": "fp8"}, ["x_format=fp8, mxfp8: no kernel of "]),
+        (
+            ("moe", "x_format=fp8", "scale_range=full", "--arch", "sm_90"), {"x_format": "fp8"},
+            ["x_format=fp8, mxfp8: kernels of fp8 do not take scale_range=full, only normal"],
+        ),
+        (
+            ("moe", "x_format=fp8", "scale_rule=even", "--arch", "sm_121"), {"x_format": "fp8", "scale_rule": "even"},
+            ["x_format=fp8, mxfp8: no kernel of sm_121a takes fp8",
+             "scale_rule=even, ceil: a scale of fp8 is the least that holds its values"],
+        ),
+        (("moe", "x_format=fp8", "scale_rule=ceil", "--arch", "sm_90"), {}, []),
+        (
+            ("linear", "activation=fp8", "scale_rule=even", "--arch", "sm_121"),
+            {"activation": "fp8", "scale_rule": "even"},
+            ["activation=fp8, mxfp8: no kernel of sm_121a takes fp8", "scale_rule=even, ceil: "],
+        ),
+        (
+            ("linear", "activation=fp8", "dtype=fp16", "--arch", "sm_90"), {"activation": "fp8"},
+            ["activation=fp8, mxfp8: linear.wgmma_fp8 does not take dtype='fp16', only 'bf16'"],
+        ),
+        (("linear", "activation=fp8", "swiglu=1", "--arch", "sm_90"), {}, []),
+        (("linear", "activation=mxfp8", "scale_rule=even", "--arch", "sm_121"), {}, []),
+    ],
+)  # fmt: skip
+def test_what_is_taken_in_place_of_what_was_asked_for_is_said_with_the_reason(words, instead, lines, run, read) -> None:
+    assert read("explain", *words, "-m", "512")["instead_of"] == instead
+    said = [line for line in run("explain", *words, "-m", "512").stdout.splitlines() if line.startswith("instead")]
+    assert len(said) == len(lines)
+    assert all(one.startswith(f"instead     of {line}") for one, line in zip(said, lines, strict=True))
+
+
+def test_a_kernel_by_name_is_why_another_format_is_taken(read, run, monkeypatch) -> None:
+    monkeypatch.setenv("JITMX_LINEAR_KNOBS", "kernel=scaled")
+    said = run("explain", "linear", "activation=fp8", "-m", "512", "--arch", "sm_90").stdout
+    assert "instead     of activation=fp8, mxfp8: linear.scaled was asked for" in said
 
 
 @pytest.mark.parametrize("target", ["sm_90", "sm_121"])

@@ -17,11 +17,12 @@ layout of W.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels import Companion, Family
+from jitmx.kernels import Companion, Family, Instead, fp8_rows
 from jitmx.kernels.benchmark import Benchmark
 from jitmx.kernels.kernel import Kernel, spread
 from jitmx.kernels.linear import gemv, scaled, slice, splitk, steps, stream, tile, wgmma, wgmma_fp8
@@ -177,6 +178,24 @@ def _companions(problem: LinearProblem, variant: Variant) -> tuple[Companion, ..
     return (Companion("norm", NormProblem(problem.k, problem.dtype, "e4m3", problem.norm), {}, {}),)
 
 
+def _instead(problem: LinearProblem, variant: Variant) -> dict[str, Instead]:
+    """Of activation=fp8, what is taken where not `wgmma_fp8` makes the product, and the rule of scales either way."""
+    if problem.activation != "fp8":
+        return {}
+    taken = {"scale_rule": fp8_rows.RULE}
+    if variant.spec.name == "wgmma_fp8":
+        return taken
+    why = f"linear.{variant.spec.name} was asked for"
+    if not wgmma_fp8.KERNEL.runs_on(variant.arch):
+        why = f"no kernel of {variant.arch} takes fp8"
+    else:
+        try:
+            wgmma_fp8.KERNEL.fixed(replace(problem, swiglu=False))
+        except KnobError as error:
+            why = error.message
+    return {"activation": Instead("mxfp8", why)} | taken
+
+
 TUNING = Tuning(
     sizes=("n", "k"),
     values=lambda problem: {"m": usual_rows(problem.n, TYPICAL_ROWS)},
@@ -210,6 +229,7 @@ FAMILY = Family(
     candidates=candidates,
     companions=_companions,
     decompositions=steps.decompositions,
+    instead=_instead,
     steps=steps.STEPS,
     tuning=TUNING,
     benchmark=BENCHMARK,

@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import Any
 
 from jitmx.arch import Arch
-from jitmx.kernels import Decomposition, Family
+from jitmx.kernels import Decomposition, Family, Instead, fp8_rows
 from jitmx.kernels.benchmark import Benchmark
 from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear.layout import preferred_encoding
@@ -149,6 +149,14 @@ def _decompositions(problem: MoeProblem) -> tuple[Decomposition, ...]:
     return (Decomposition(choice.launched(problem), begun),)
 
 
+def _instead(problem: MoeProblem, variant: Variant) -> dict[str, Instead]:
+    """Of fp8, what a target has in place of it, and the rule by which it takes a scale either way."""
+    if problem.x_format != "fp8":
+        return {}
+    refusal = problem.refusal(variant.arch)
+    return ({"x_format": Instead("mxfp8", refusal)} if refusal else {}) | {"scale_rule": fp8_rows.RULE}
+
+
 def _described(problem: MoeProblem) -> str:
     product = "" if problem.product == "layer" else f" {problem.product}"
     return f"{problem.experts} x [{problem.hidden}, {problem.intermediate}] top {problem.top}{product}"
@@ -211,6 +219,7 @@ FAMILY = Family(
     tiled=_tiled,
     companions=lambda problem, variant: tiles.companions(problem, variant, KERNELS[variant.spec.name].tile),
     decompositions=_decompositions,
+    instead=_instead,
     steps={
         "routing": "experts are chosen from the router's logits by a launch before the layer's",
         "residual": "copied into y before parts are added to it",
