@@ -116,7 +116,8 @@ def command(
     """Say which kernel and knobs a call of OP takes on a target, and which table or rule decided.
 
     Fields that are not given are those of the operator's first typical call, a layer of gpt-oss-120b; -m 4 is short for
-    m=4. A tile in the environment also decides that a call runs on a kernel that has one.
+    m=4. A tile in the environment is for calls whose kernel has one; of some families, such as moe, it also decides
+    that a call runs on such a kernel.
 
     A step that no kernel has fused for so many rows, RMSNorm say, is listed as unfused, and the launch of what is left
     is explained. Other launches of the same call are listed last.

@@ -55,14 +55,16 @@ def choose(
     named = next((values["kernel"] for _, _, values in asked if values and "kernel" in values), None)
     named = named or _steered(family, problem, arch, kernel, able)
     if named != kernel:
-        with _naming("" if own and "kernel" in own else environment[1]):
+        with _naming("" if own and "kernel" in own else _naming_kernel(family, environment)):
             family.spec(named)
             if named not in able:
-                reason = f"{_refusal(family, problem, named)}; on {arch} these serve it: {', '.join(able)}"
+                others = ", ".join(_tunable(family, problem, arch, count, able))
+                reason = f"{_refusal(family, problem, named)}; on {arch} these serve it: {others}"
                 raise KnobError(f"kernel={named} cannot serve {_text(problem)}: {reason}")
-        base_sources, kernel, base = _base(family, problem, arch, count, (named,), named)
+            base_sources, kernel, base = _base(family, problem, arch, count, (named,), named)
     asked = [(name, detail, values and _typed(family, kernel, values, detail)) for name, detail, values in asked]
-    tile, asked[1] = _tile(family, problem, kernel, asked[1])
+    given = {name for _, _, values in asked for name in values or ()}
+    tile, asked[1] = _tile(family, problem, arch, kernel, asked[1], base, given)
     merged = dict(base)
     sources: list[Source] = []
     decided = False
@@ -77,7 +79,9 @@ def choose(
         try:
             variant = _variant(family, problem, arch, kernel, merged)
         except KnobError as error:
-            nearest = _nearest_tile(family, problem, arch, kernel, merged) if tile else ""
+            sizes = setting_text.tile(_tile_asked(family, problem) or "")[:2] if tile else None
+            given |= (asked[1][2] or {}).keys()  # with what the tile says
+            nearest = _nearest_tile(family, problem, arch, kernel, merged, given, sizes) if sizes else ""
             if not nearest:
                 raise
             raise KnobError(error.message, nearest) from error
@@ -203,6 +207,26 @@ def _tile_asked(family: Family, problem: Problem) -> str | None:
     return text
 
 
+def _naming_kernel(family: Family, environment: tuple[str, str, dict[str, Any] | None]) -> str:
+    """What of the environment names a kernel: the variable of knobs, or else that of a tile."""
+    if "kernel" in (environment[2] or {}):
+        return environment[1]
+    field = f"{family.name}_tile"
+    return f"{settings.origin(field)}={settings.current().overrides[field]}"
+
+
+def _tunable(
+    family: Family, problem: Problem, arch: Arch, multiprocessors: int, able: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Of the kernels that can serve a problem, those that find knobs for its shape; all where none does."""
+    found = []
+    for name in able:
+        with contextlib.suppress(KnobError):
+            family.tuned(problem, arch, multiprocessors, name)
+            found.append(name)
+    return tuple(found) or able
+
+
 def _steered(family: Family, problem: Problem, arch: Arch, kernel: str, able: tuple[str, ...]) -> str:
     """The kernel that the environment's tile is for: the chosen one, or the first of the family's that has it."""
     text, tiled = _tile_asked(family, problem), [name for name in family.tiled(problem) if name in able]
@@ -224,9 +248,15 @@ def _has_tile(family: Family, problem: Problem, arch: Arch, kernel: str, text: s
 
 
 def _tile(
-    family: Family, problem: Problem, kernel: str, environment: tuple[str, str, dict[str, Any] | None]
-) -> tuple[str, tuple[str, str, dict[str, Any] | None]]:
-    """The variable that sets a tile where it applies, else an empty text; and what the environment says with it."""
+    family: Family, problem: Problem, arch: Arch, kernel: str, environment: tuple[str, str, dict[str, Any] | None],
+    base: Mapping[str, Any], given: set[str],
+) -> tuple[str, tuple[str, str, dict[str, Any] | None]]:  # fmt: skip
+    """The variable that sets a tile where it applies, else an empty text; and what the environment says with it.
+
+    Args:
+        base: knobs of the source below.
+        given: names of those that overrides have.
+    """
     name, detail, values = environment
     field, text = f"{family.name}_tile", _tile_asked(family, problem)
     if text is None:
@@ -235,30 +265,70 @@ def _tile(
     make = family.kernel(kernel).tile
     if make is None:
         return "", (name, f"{said} does not apply, {family.name}.{kernel} has no tile; {detail}", values)
+    sizes = setting_text.tile(text)
     with _naming(said):
-        knobs = make(*setting_text.tile(text))
+        try:
+            knobs = make(*sizes)
+        except KnobError as error:
+            nearest = _nearest_tile(family, problem, arch, kernel, {**base, **(values or {})}, given, sizes[:2])
+            try:
+                make(*sizes[:2], None, None)
+            except KnobError:
+                raise KnobError(error.message, nearest or error.remedy) from error
+            # Columns or stages are what is wrong.
+            raise KnobError(error.message, "; ".join(filter(None, (error.remedy, nearest)))) from error
     return said, (name, f"{said},{detail}" if values else said, {**knobs, **(values or {})})
 
 
-def _nearest_tile(family: Family, problem: Problem, arch: Arch, kernel: str, knobs: Mapping[str, Any]) -> str:
-    """In words: of the tiles that serve the problem with these knobs, the one that is least away from theirs.
+def _nearest_tile(
+    family: Family, problem: Problem, arch: Arch, kernel: str, knobs: Mapping[str, Any], given: set[str],
+    wanted: tuple[int, int],
+) -> str:  # fmt: skip
+    """In words: of the tiles that serve the problem with these knobs, the one that is least away from `wanted`.
 
-    Empty where none does, or where it is their own: what is wrong is another knob then.
+    Empty where none does, or where it is `wanted` itself: what is wrong is another knob then. Where that is one that
+    nobody gave, it is what to give.
+
+    Args:
+        given: names of knobs that overrides have.
     """
     make = family.kernel(kernel).tile
     fields = {item.name: item for item in dataclasses.fields(family.spec(kernel).knobs)}
-    sizes = [fields[name].metadata.get("choices") or () for name in ("tile_m", "tile_n") if name in fields]
-    if make is None or len(sizes) != 2:
+    choices = [fields[name].metadata.get("choices") or () for name in ("tile_m", "tile_n") if name in fields]
+    if make is None or len(choices) != 2:
         return ""
+    variable = f"JITMX_{family.name.upper()}_KNOBS"
 
     def away(tile: tuple[int, int]) -> float:
-        return sum(abs(math.log2(tile[at] / knobs[name])) for at, name in enumerate(("tile_m", "tile_n")))
+        return sum(abs(math.log2(size / asked)) for size, asked in zip(tile, wanted, strict=True))
 
-    for m, n in sorted(itertools.product(*sizes), key=away):
+    for m, n in sorted(itertools.product(*choices), key=away):
         with contextlib.suppress(KnobError):
-            _variant(family, problem, arch, kernel, {**knobs, **make(m, n, None, None)})
-            own = (m, n) == (knobs["tile_m"], knobs["tile_n"])
-            return "" if own else f"the nearest legal tile is {m}x{n}"
+            made = make(m, n, None, None)
+            more = _lacking(family, problem, arch, kernel, {**knobs, **made}, given | made.keys())
+            if (m, n) != wanted:
+                return f"the nearest legal tile is {m}x{n}" + (f", with {more} in {variable}" if more else "")
+            return f"give {more} in {variable}" if more else ""
+    return ""
+
+
+def _lacking(
+    family: Family, problem: Problem, arch: Arch, kernel: str, knobs: Mapping[str, Any], given: set[str]
+) -> str:
+    """The knob, name=value, that nobody gave and that has to be at its default for the others to be legal, or nothing.
+
+    Raises:
+        KnobError: no one knob makes them so.
+    """
+    try:
+        _variant(family, problem, arch, kernel, knobs)
+    except KnobError:
+        for name in (name for name in knobs if name not in given):
+            with contextlib.suppress(KnobError):
+                others = {other: value for other, value in knobs.items() if other != name}
+                variant = _variant(family, problem, arch, kernel, others)
+                return f"{name}={variant.knobs.as_dict()[name]}"
+        raise
     return ""
 
 

@@ -259,7 +259,7 @@ def test_a_named_kernel_takes_the_tile_and_named_knobs_come_before_it(monkeypatc
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("64x32", "a tile of 64 rows of X by 32 of W is taller than wide; the nearest legal value is 32x32"),
+        ("64x32", "a tile of 64 rows of X by 32 of W is taller than wide; the nearest legal tile is 64x64"),
         ("48x128", "linear.tiled.tile_m=48 is not one of 16, 64; the nearest legal tile is 64x128"),
         ("64x128s9", "linear.tiled.stages=9 is above its limit; the nearest legal value is 8"),
     ],

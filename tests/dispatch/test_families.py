@@ -10,11 +10,12 @@ from hypothesis import assume, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from jitmx import arch, kernels
+from jitmx import arch, kernels, settings
 from jitmx.arch import Arch
 from jitmx.dispatch.call import call_variants, explain
 from jitmx.dispatch.choice import Choice
 from jitmx.dispatch.choose import choose, companions, default_variants
+from jitmx.errors import KnobError
 from jitmx.kernels.linear import LinearProblem
 from jitmx.kernels.moe import KERNELS, MoeProblem
 from jitmx.kernels.quantize import QuantizeProblem
@@ -179,3 +180,57 @@ def test_a_second_choice_of_a_family_looks_at_no_file(monkeypatch: pytest.Monkey
         patch.setattr("os.stat", look)
         choice = choose("linear", LinearProblem(4, 5120, 2880), SM_121)
     assert choice.variant.knobs.m == 4
+
+
+def told(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
+    """Sets JITMX_LINEAR_TILE or JITMX_LINEAR_KNOBS."""
+    for name, text in variables.items():
+        monkeypatch.setenv(f"JITMX_LINEAR_{name}", text)
+    settings.reload()
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy", "then", "knobs"),
+    [
+        ("64x64", "over the 128 of blocks_per_sm=2; give blocks_per_sm=1 in", "64x64", "blocks_per_sm=1"),
+        ("128x64", "; the nearest legal tile is 64x64, with blocks_per_sm=1 in", "64x64", "blocks_per_sm=1"),
+        ("128x128", "; the nearest legal tile is 64x128, with blocks_per_sm=1 in", "64x128", "blocks_per_sm=1"),
+        ("64x128x128s4", "nearest it has is 64x128x128s2; give blocks_per_sm=1 in", "64x128x128s2", "blocks_per_sm=1"),
+        ("40x64", "linear.scaled has no tile 40x64; the nearest legal tile is 32x64", "32x64", ""),
+    ],
+)
+def test_a_refused_tile_is_told_what_serves_and_that_does(
+    text: str, remedy: str, then: str, knobs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = LinearProblem(64, 5120, 2880, activation="mxfp8")
+    told(monkeypatch, TILE=text)
+    with pytest.raises(KnobError) as error:
+        choose("linear", problem, SM_90)
+    said = str(error.value).removesuffix(" JITMX_LINEAR_KNOBS")
+    assert said.startswith(f"JITMX_LINEAR_TILE={text}: ") and said.endswith(remedy)
+    told(monkeypatch, TILE=then)
+    if knobs:
+        told(monkeypatch, KNOBS=knobs)
+    served = choose("linear", problem, SM_90).variant.knobs
+    assert then.startswith(f"{served.tile_m}x{served.tile_n}")
+
+
+def test_a_knob_of_the_environment_is_no_remedy_in_place_of_its_own_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, TILE="64x64")
+    told(monkeypatch, KNOBS="blocks_per_sm=2")
+    with pytest.raises(KnobError, match=r"of blocks_per_sm=2; the nearest legal tile is 32x64$"):
+        choose("linear", LinearProblem(64, 5120, 2880, activation="mxfp8"), SM_90)
+
+
+def test_a_named_kernel_that_finds_no_knobs_is_refused_with_the_variable_that_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = LinearProblem(512, 5120, 2880, encoding="nibble")
+    told(monkeypatch, KNOBS="kernel=stream")
+    with pytest.raises(KnobError, match=r"^JITMX_LINEAR_KNOBS=kernel=stream: linear\.stream keeps X in shared memory"):
+        choose("linear", problem, SM_121)
+    told(monkeypatch, KNOBS="kernel=wgmma")
+    with pytest.raises(
+        KnobError, match=r"^JITMX_LINEAR_KNOBS=kernel=wgmma: .*; on sm_121a these serve it: gemv, tile$"
+    ):
+        choose("linear", problem, SM_121)

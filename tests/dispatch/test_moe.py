@@ -129,9 +129,9 @@ def test_auto_is_as_if_no_tile_were_named(name: str, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("48x128", "moe.grouped.tile_m=48 is not one of 8, 16, 32, 64, 128; the nearest is 32"),
-        ("256x128", "tile_m=256 is not one of 8, 16, 32, 64, 128; the nearest is 128"),
-        ("64x100", "tile_n=100 is not one of 32, 64, 96, 128, 192, 256; the nearest is 96"),
+        ("48x128", "moe.grouped.tile_m=48 is not one of 8, 16, 32, 64, 128; the nearest legal tile is 64x128"),
+        ("256x128", "tile_m=256 is not one of 8, 16, 32, 64, 128; the nearest legal tile is 128x128"),
+        ("64x100", "tile_n=100 is not one of 32, 64, 96, 128, 192, 256; the nearest legal tile is 64x96"),
         ("64x128x128", "moe.grouped takes 64 columns a step, not 128; the nearest legal tile is 64x128x64"),
         ("64x128s9", "moe.grouped.stages=9 is above its limit; the nearest legal value is 8"),
         ("128x256s5", "a block on sm_121a has at most 101376 B; the nearest legal value is stages=4"),
