@@ -152,6 +152,8 @@ def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> di
     """As many warpgroups a multiprocessor as registers suffice for; blocks of one where there are few rows, and behind
     a short window, of which large blocks read more: 8192 tokens behind 128 take 138 us on an H200 for 155."""
     offered = list(_offered(problem, arch))
+    if not offered:
+        WGMMA.variant(arch, **fixed(problem), rows=64, keys=64)  # says what does not fit
     small = [knobs for knobs in offered if knobs["rows"] == 64]
     if 0 < problem.window <= 256:
         smallest = [knobs for knobs in small if knobs["keys"] == 32 and knobs["stages"] == 4]
