@@ -44,7 +44,7 @@ def choose(
     count = multiprocessors or arch.multiprocessors
     able = family.serving(problem, arch)
     if not able:
-        reasons = "; ".join(_refusal(family, problem, spec.name) for spec in family.specs)
+        reasons = "; ".join(dict.fromkeys(_refusal(family, problem, spec.name) for spec in family.specs))
         raise KnobError(f"no kernel of {family.name} on {arch} serves {_text(problem)}: {reasons}")
     # What an override leaves out comes from the best source below it.
     first = able if kernel is None else (kernel,)

@@ -210,7 +210,9 @@ class Family:
                 return name, self.tuned(problem, arch, multiprocessors, name)
             except KnobError as error:
                 reasons.append(str(error))
-        raise KnobError("; ".join(reasons) or f"no kernel of {self.name} serves {problem.as_dict()} on {arch}")
+        raise KnobError(
+            "; ".join(dict.fromkeys(reasons)) or f"no kernel of {self.name} serves {problem.as_dict()} on {arch}"
+        )
 
     def tuned(self, problem: Any, arch: Arch, multiprocessors: int, name: str) -> dict[str, Any]:
         """Tuned knobs by the heuristic of one of the kernels."""

@@ -170,6 +170,28 @@ def test_a_bad_question_is_a_usage_error_that_names_the_choices(run, arguments, 
     assert said in run("explain", *arguments, "--arch", "sm_121", code=2).stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        *(
+            (
+                ("rope=interleaved", "rotary=7", *more),
+                "rotary=7 is not a multiple of 8 up to head_dim=64; the nearest legal value is 8",
+            )
+            for more in (("--arch", "sm_121"), ("--arch", "sm_90"), ("--arch", "sm_90", "queries=2048"))
+        ),
+        (("cache=e4m3", "--arch", "sm_80"), "cache=e4m3 needs sm_89 or newer; sm_80 converts no E4M3; use cache=same"),
+        (
+            ("qk=qk_fp16", "--arch", "sm_80"),
+            "qk=qk_fp16 sums q k in fp16, whose range ends at 65504; bf16 values go beyond it; use qk=qk_fp32, or "
+            "dtype=fp16",
+        ),
+    ],
+)
+def test_what_every_kernel_refuses_is_said_once_and_nothing_that_was_not_asked_for(words, said, run) -> None:
+    assert run("explain", "attention", *words, code=2).stderr == f"Error: {said}\n"
+
+
 def test_experts_of_which_most_are_elsewhere_may_be_fewer_than_a_row_takes(read) -> None:
     assert read("explain", "moe", "--arch", "sm_121", "experts=2", "top=4")["problem"]["top"] == 4
 

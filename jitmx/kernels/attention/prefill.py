@@ -131,7 +131,8 @@ def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> di
     """The first of the candidates; KnobError where none fits."""
     found = candidates(problem, arch, multiprocessors)
     if not found:
-        PREFILL.variant(arch, **fixed(problem), rows=64, keys=16)  # says what does not fit
+        pdl = "pdl" in arch.features
+        PREFILL.variant(arch, **fixed(problem), rows=64, keys=16, pdl=pdl)  # says what does not fit
     return found[0]
 
 

@@ -99,7 +99,7 @@ def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> tupl
             return name, KERNELS[name].heuristic(problem, arch, multiprocessors)
         except KnobError as error:  # it would not fit this shape
             reasons.append(str(error))
-    raise KnobError("; ".join(reasons) or f"no kernel of linear serves {problem.as_dict()} on {arch}")
+    raise KnobError("; ".join(dict.fromkeys(reasons)) or f"no kernel of linear serves {problem.as_dict()} on {arch}")
 
 
 def _idles(problem: LinearProblem, arch: Arch, multiprocessors: int) -> bool:
