@@ -194,3 +194,36 @@ def test_dispatch_and_the_command_line_name_no_family_and_none_of_their_fields(r
                 case ast.ImportFrom(module="jitmx.kernels", names=imported):
                     said += [(path.name, node.lineno, one.name) for one in imported if one.name in names]
     assert [item for item in said if item[::2] != ("options.py", "m")] == []  # minutes of an age
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("raise RuntimeError('not today')", "line 3: the family toy cannot be loaded (RuntimeError: not today)"),
+        ("def", "line 3: the family toy cannot be loaded (SyntaxError: "),
+        ("import absent_module", "line 3: the family toy cannot be loaded (ModuleNotFoundError: No module named "),
+        ("raise SystemExit(7)", "line 3: the family toy cannot be loaded (SystemExit: 7)"),
+    ],
+)
+def test_a_module_that_cannot_be_loaded_is_an_error_with_its_line_and_doctor_names_it(
+    code: str, said: str, run: Run, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "tactics" / "sm_90a").mkdir(parents=True)
+    (tmp_path / "tactics" / "sm_90a" / "linear.json").write_text("{")
+    module = folder / "kernels" / "toy.py"
+    assert "toy of your own, beside" in run("doctor", code=1).stdout
+    module.write_text(f'"""A family."""\n\n{code}\n')
+    remedy = "correct it, or take its folder out of JITMX_FAMILIES"
+    for words in (("explain", "linear", "--arch", "sm_90"), ("variants", "--arch", "sm_90")):
+        told = run(*words, code=2).stderr
+        assert f"Error: {module}, {said}" in told and told.endswith(f"; {remedy}\n") and "Traceback" not in told
+    checks = read(run("doctor", "--json", code=1))["checks"]
+    (found,) = (check for check in checks if check["name"] == "families")
+    assert found["status"] == "problem" and said in found["found"] and found["remedy"] == remedy
+
+
+def test_a_module_that_declares_no_family_is_a_problem_of_doctor(run: Run, folder: Path) -> None:
+    (folder / "kernels" / "toy.py").write_text('"""Nothing."""\n')
+    checks = read(run("doctor", "--json", code=1))["checks"]
+    (found,) = (check for check in checks if check["name"] == "families")
+    assert "declares no FAMILY" in found["found"] and "assign a Family" in found["remedy"]

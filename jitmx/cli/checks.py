@@ -46,6 +46,7 @@ def run(*, gpu: bool) -> list[Check]:
     checks: tuple[Callable[[], Iterator[Check]], ...] = (
         _data,
         _ledgers,
+        _families,
         _tables,
         _headers,
         _toolchain,
@@ -97,6 +98,25 @@ def _ledgers() -> Iterator[Check]:
             yield Check("ledger", status, error.message, remedy)
 
 
+def _families() -> Iterator[Check]:
+    """Whether kernel families of the user's own can be loaded, where folders of some are named."""
+    folders = settings.current().families
+    if not folders:
+        return
+    from jitmx import kernels
+
+    try:
+        known = kernels.families()
+        names = [name for folder in folders for name in resources.families(folder / "kernels", folder / "templates")]
+        for name in names:
+            kernels.family(name)  # of a module that declares none
+    except JitmxError as error:
+        found, remedy = _split(error)
+        yield Check("families", "problem", found, remedy or "correct it, or take its folder out of JITMX_FAMILIES")
+        return
+    yield Check("families", "ok", f"{', '.join(names)} of your own, beside {len(known) - len(names)}")
+
+
 def _tables() -> Iterator[Check]:
     """Tuning tables of the user's own, where there are any or a folder for them is named."""
     from jitmx import kernels
@@ -107,15 +127,18 @@ def _tables() -> Iterator[Check]:
     if named and not files.is_directory(folder):
         yield Check("tables", "problem", f"{folder} is no directory that is there", "make it, or unset JITMX_TACTICS")
         return
+    try:
+        families = kernels.families()
+    except JitmxError:  # which has been told
+        return
     targets = {target.name: target for target in arches.SUPPORTED.values()}
     faults, count = [], 0
     for path in sorted((*folder.glob("*.json"), *folder.glob("*/*.json"))):
         target = targets.get(path.parent.name) if path.parent != folder else None
-        if target is None or path.stem not in kernels.families():
+        if target is None or path.stem not in families:
             faults.append(Check("tables", "problem", *_unread(path, folder)))
             continue
-        count += 1
-        family = kernels.family(path.stem)
+        count, family = count + 1, families[path.stem]
         try:
             found = tactics.idle(tactics.load(path, family, target), family, target)
             faults += [Check("tables", "problem", said, f"mend the row, or take it out of {path}") for said in found]

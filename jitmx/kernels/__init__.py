@@ -6,13 +6,16 @@ import contextlib
 import functools
 import importlib
 import pkgutil
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar, NamedTuple, Self
 
 from jitmx import resources, settings
 from jitmx.arch import Arch
-from jitmx.errors import KnobError
+from jitmx.errors import KnobError, SettingError
 from jitmx.formats import BLOCK
 from jitmx.kernels.benchmark import Benchmark
 from jitmx.kernels.kernel import Kernel
@@ -279,16 +282,36 @@ def _serving(family: Family, problem: Any, arch: Arch) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _imported(found: pkgutil.ModuleInfo) -> ModuleType:
+    """A module of this package; SettingError where one of somebody else's ends in an error."""
+    folder, name = getattr(found.module_finder, "path", ""), f"{__name__}.{found.name}"
+    if folder == str(Path(__file__).parent):
+        return importlib.import_module(name)
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(folder)]
+        place, line = (own[-1].filename, own[-1].lineno) if own else (f"{folder}/{found.name}", None)
+        if isinstance(error, SyntaxError) and error.filename:
+            place, line = error.filename, error.lineno
+        where = f"{place}, line {line}" if line else place
+        raise SettingError(
+            f"{where}: the family {found.name} cannot be loaded ({type(error).__name__}: {error})",
+            "correct it, or take its folder out of JITMX_FAMILIES",
+        ) from error
+
+
 @functools.cache
 def families() -> dict[str, Family]:
     """Every family by name.
 
     Raises:
         KnobError: one has not the name of its module, by which its templates, tables and settings are found.
+        SettingError: a module of a folder that JITMX_FAMILIES names cannot be imported.
     """
     found = {}
     for module in pkgutil.iter_modules(__path__):
-        family = getattr(importlib.import_module(f"{__name__}.{module.name}"), "FAMILY", None)
+        family = getattr(_imported(module), "FAMILY", None)
         if not isinstance(family, Family):
             continue
         if family.name != module.name:
