@@ -182,6 +182,8 @@ def _wanted(
 
     assert family.tuning is not None
     problems = [family.problem.on(arch, **{**asked, **size}) for size in sizes]
+    for problem in problems:
+        family.tuning.check(problem)
     return tune.tasks([(problem, {**family.tuning.values(problem), **values}) for problem in problems])
 
 

@@ -31,6 +31,7 @@ class Tuning:
         follows: what is tuned once kernel and knobs of a problem's row are known.
         serves: further problems that the row of a problem with this kernel serves; by default none.
         beside: families whose templates a timed call runs too.
+        check: KnobError where no call of a problem can be timed; by default all can.
     """
 
     sizes: tuple[str, ...]
@@ -45,3 +46,4 @@ class Tuning:
     follows: Callable[[Any, str, Mapping[str, Any]], Sequence[Follow]] | None = None
     serves: Callable[[Any, str], Sequence[Any]] = lambda problem, kernel: ()
     beside: tuple[str, ...] = ()
+    check: Callable[[Any], None] = lambda problem: None

@@ -121,6 +121,7 @@ def test_a_finished_run_of_layers_is_taken_from_its_journal(run: Any, timed: Tim
         ((*LAYER, "product=up"), "product is no field to give"),
         ((*LAYER, "residual=1"), "residual=True is not timed, and rows serve calls with and without it: leave it out"),
         ((*LAYER, "routing=bf16"), "routing=bf16 is not timed"),
+        (("experts=4", *LAYER[1:]), "top=8 is over experts=4; give top=4 or less"),
         ((*LAYER[:3], "intermediate=100"), "intermediate=100 is not a multiple of 32"),
     ],
 )

@@ -26,6 +26,7 @@ from dataclasses import replace
 from typing import Any
 
 from jitmx.arch import Arch
+from jitmx.errors import KnobError
 from jitmx.kernels import Decomposition, Family, Instead, fp8_rows
 from jitmx.kernels.benchmark import Benchmark
 from jitmx.kernels.kernel import Kernel
@@ -174,6 +175,12 @@ def _second_product(problem: MoeProblem, kernel: str, knobs: Mapping[str, Any]) 
     return (Follow(replace(problem, product="down"), {"tile_m": knobs["tile_m"]}),)
 
 
+def _require_experts(problem: MoeProblem) -> None:
+    """Raise KnobError where rows take more experts than there are: the timed ones are all local."""
+    if problem.top > problem.experts:
+        raise KnobError(f"top={problem.top} is over experts={problem.experts}", f"give top={problem.experts} or less")
+
+
 def _of_model(one: ExpertLayer) -> dict[str, Any]:
     """Fields of the problems of a model's layer, but those that have their defaults."""
     usual = MoeProblem().as_dict()
@@ -193,6 +200,7 @@ TUNING = Tuning(
     # The row of a layer in two products is that of the first too.
     serves=lambda problem, kernel: (replace(problem, product="up"),) if _in_products(problem, kernel) else (),
     beside=("routing",),
+    check=_require_experts,
 )
 
 BENCHMARK = Benchmark(
