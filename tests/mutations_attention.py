@@ -23,6 +23,7 @@ VARIANTS = {
     "attention-window": variant(
         "attention", "decode", "sm_121a", windowed=True, soft_cap=True, **_SMALL | {"stages": 3}
     ),
+    "attention-three": variant("attention", "decode", "sm_90a", **_SMALL | {"group": 3}),
     "attention-present": variant("attention", "decode", "sm_80", append=False, pdl=False, **_SMALL | {"keys": 32}),
     "attention-team": variant(
         "attention", "decode", "sm_120a", rows=64, reduction="global", sinks="sinks_bf16",
@@ -300,6 +301,7 @@ _FAULTS = {
     "attention-cluster": _CLUSTER,
     "attention-tree": _TREE,
     "attention-window": _WINDOW,
+    "attention-three": (("nine rows are eight", "rows <= 8)", "rows <= 9)"),),
     "attention-present": _PRESENT,
     "attention-team": _TEAM,
     "attention-split": _SPLIT,

@@ -27,6 +27,7 @@ VARIANTS = {
         "moe", "decode", "sm_90a", columns=2, residual=True, cluster=2, warps=4, chunk=2, stages=2, inputs=3
     ),
     "more-stream": variant("moe", "stream", "sm_90a"),
+    "more-crowded": variant("moe", "stream", "sm_90a", columns=8),
     "more-grouped-up": variant("moe", "grouped", "sm_121a", encoding="nibble", tile_m=128, warps_m=2),
     "more-grouped-down": variant("moe", "grouped", "sm_121a", product="down", encoding="nibble", tile_m=128, warps_m=2),
     "more-grouped-atomic": variant("moe", "grouped", "sm_90a", product="down", reduction="atomic", tile_m=16, stages=6),
@@ -71,7 +72,19 @@ MUTATIONS = catalogue(VARIANTS, {
         ("what is added to y past a round of the threads is that of the round before",
          "residual = load_residual(args, owned, i + kThreads);", "residual = load_residual(args, owned, i);"),
     ),
+    "more-crowded": (
+        ("there is room for a row more", "/ pitch_of(args),\n      items", "/ pitch_of(args) + 1,\n      items"),
+        ("the second product's rows need no room",
+         "max(rows_of(shared.items, up.block(block), first), rows_of(shared.items, down.block(block), second)) > room",
+         "rows_of(shared.items, up.block(block), first) > room"),
+        ("blocks behind the second are not asked",
+         "  for (u32 block = threadIdx.x; block < gridDim.x; block += kThreads)\n    lacks",
+         "  for (u32 block = threadIdx.x; block < min(gridDim.x, 2u); block += kThreads)\n    lacks"),
+    ),
     "more-stream": (
+        ("one row is brought by a vector a thread, however wide",
+         "args.rows == 1 && across <= kThreads,",
+         "args.rows == 1,"),
         ("33 pairs are few",
          "few = args.rows * args.top <= 32;",
          "few = args.rows * args.top <= 33;"),

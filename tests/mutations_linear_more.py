@@ -308,6 +308,17 @@ MUTATIONS = catalogue(
         ),
         "more-splitk": (
             (
+                "what is there is awaited by one parity from the second round on",
+                "mbarrier_wait(there_ + now.stage * 8, now.parity());",
+                "mbarrier_wait(there_ + now.stage * 8, now.round != 0u);",
+            ),
+            (
+                "a stage is given back by one parity from the second round on",
+                "mbarrier_wait(empty + old.stage * 8, old.parity());",
+                "mbarrier_wait(empty + old.stage * 8, old.round != 0u);",
+            ),
+            ("the round stays at one", "      if (next == 0) round ^= 1;", "      if (next == 0) round = 1;"),
+            (
                 "a tile with a lone token is none",
                 "(args.rows + kTokens - 1) / kTokens",
                 "(args.rows + kTokens - 2) / kTokens",

@@ -21,6 +21,9 @@ _PRODUCT = "T::low(x) * scale * T::low(weight), T::high(x) * scale * T::high(wei
 
 MUTATIONS = catalogue(VARIANTS, {
     "norm-rms": (
+        ("the weight is multiplied first",
+         "T::round_pair(T::low(x) * scale * T::low(weight), T::high(x) * scale * T::high(weight))",
+         "T::round_pair(T::low(x) * T::low(weight) * scale, T::high(x) * T::high(weight) * scale)"),
         ("the wait is gone", _WAIT, ""),
         ("x is read before the wait", _WAIT, "  if (args.x[0].x == 7u) return;\n" + _WAIT),
         ("some blocks do not wait", _WAIT, "  if (blockIdx.x == 0u) wait_for_previous();\n"),

@@ -213,8 +213,9 @@ MUTATIONS = catalogue(VARIANTS, {
          "found.weight[i] = routed.weights[i];",
          "found.weight[i] = fminf(routed.weights[i], 1.f);"),
     ),
-    "values-moe-wgmma": tuple(
-        fault for fault in _SWIGLU if fault[0] in ("up is not clamped above", "alpha is a constant")
+    "values-moe-wgmma": (
+        *(fault for fault in _SWIGLU if fault[0] in ("up is not clamped above", "alpha is a constant")),
+        ("results are cut, not rounded", "cvt.rn.bf16x2.f32", "cvt.rz.bf16x2.f32"),
     ),
     "values-moe-wgmma-down": (
         ("weights have no sign", "item.factor[i] = args.weights[pair];", "item.factor[i] = fabsf(args.weights[pair]);"),

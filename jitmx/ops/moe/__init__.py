@@ -98,8 +98,8 @@ def moe(
             "fp8": on sm_90a, with gates, E4M3 with one power of two a row for a scale, which the card multiplies at
             twice the rate of bf16; that costs 4 %. With silu, which gives h no bound to take a scale from, h stays in
             bf16 and so does the second product; that costs 3 %. Weights are quickest packed with `encoding="nibble"`
-            there. On other targets, and of weights with scales outside 2 to 128, "fp8" is "mxfp8" with the scale rule
-            "ceil".
+            there. On other targets, of weights with scales outside 2 to 128, and with weight_on="input",
+            reduction="atomic" or an activation without gates, "fp8" is "mxfp8" with the scale rule "ceil".
         scale_rule: how the exponent of such a block is taken: "floor" (OCP), "ceil" or "even".
         weight_on: "output", w (W2 h + b2) as above; or "input", where the row's weight multiplies W13 x instead, as if
             it were on x.
