@@ -1,6 +1,7 @@
 """Atomic operations and reductions on memory.
 
-Lanes of one instruction act in the order of their numbers. What they tell whom is for jitmx.sim.releases.
+Lanes of one instruction act in the order of their numbers, or the other way round, by turns: a card promises neither,
+and who is first at one word need not be first at the next. What they tell whom is for jitmx.sim.releases.
 """
 
 from __future__ import annotations
@@ -88,6 +89,9 @@ def _apply(
     m: Machine, space: Space, address: Array, offset: int, lanes: Array, operation: Any, columns: Array,
     count: int, line: int, how: str, kind: str, replaces: bool,
 ) -> Array:  # fmt: skip
+    m.atomics += 1
+    turn = slice(None, None, 1 if m.atomics % 2 else -1)
+    address, lanes, columns = address[turn], lanes[turn], columns[turn]
     size = columns.dtype.itemsize
     total = size * count
     where = space.locate(m, address, offset, lanes, total, line, "updates")
@@ -103,14 +107,14 @@ def _apply(
     operands = columns.shape[1] // count
     left = np.arange(len(lanes))
     while left.size:
-        # One lane of each word at a time, the lowest first.
+        # One lane of each word at a time, the first that is left.
         _, first = np.unique(index[left], return_index=True)
         now = left[np.sort(first)]
         old[now] = rows[index[now]]
         parts = [columns[now, i * count : (i + 1) * count] for i in range(operands)]
         rows[index[now]] = operation(old[now], *parts)
         left = np.delete(left, first)
-    return old
+    return old[turn]
 
 
 def _atomic(t: Translator, ins: Instruction) -> None:

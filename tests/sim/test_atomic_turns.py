@@ -1,0 +1,44 @@
+"""Lanes of an atomic operation come in no order that a kernel may count on."""
+
+from __future__ import annotations
+
+import pytest
+
+from jitmx.registry.spec import Variant
+from mutation import fault, source, variant
+
+GREEDY = variant("sampling", "greedy", "sm_90a", cluster=False, parts=4, block=128)
+ARGMAX = variant("linear", "stream", "sm_90a", m=16, warps=3, split_k=1, unroll=1, argmax=True, bias=True)
+
+
+@pytest.mark.parametrize(
+    ("place", "edits"),
+    [
+        (
+            GREEDY,
+            {
+                "    atomicMax(most, rank);": "    rank = greater(rank, atomicMax(most, rank));",
+                "    rank = atomicExch(most, 0ull);": "    atomicExch(most, 0ull);",
+            },
+        ),
+        (
+            ARGMAX,
+            {
+                "if (lane < rows) atomicMax(ranks + lane, found);": "if (lane < rows) found = greater(found, "
+                "atomicMax(ranks + lane, found));",
+                "const u64 rank = atomicExch(ranks + lane, 0ull);": "atomicExch(ranks + lane, 0ull);\n"
+                "  const u64 rank = found;",
+            },
+        ),
+    ],
+    ids=["greedy", "argmax"],
+)
+def test_the_block_that_arrives_last_need_not_have_seen_what_all_others_left(
+    place: Variant, edits: dict[str, str]
+) -> None:
+    """A block keeps the most that it saw when it left its own; another may have left more before it arrived."""
+    text = source(place)
+    for old, new in edits.items():
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    assert fault(place, text) is not None
