@@ -48,6 +48,9 @@ VARIANTS = {
     "values-combine": variant("moe", "combine", "sm_121a", residual=True),
     "values-combine-pair": variant("moe", "combine", "sm_121a", residual="pair"),
     "values-route": variant("routing", "route", "sm_121a", norm=True, normalized=True, depth=1),
+    "values-route-warps": variant(
+        "routing", "route", "sm_90a", experts=32, norm=True, normalized=True, splits=2, cluster=False, parts=1, depth=2
+    ),
     "values-topk": variant("routing", "topk", "sm_121a", dtype="fp32"),
     "values-topk-all": variant("routing", "topk", "sm_121a", scoring="softmax_all"),
     "values-sort": variant("routing", "sort", "sm_121a"),
@@ -256,6 +259,11 @@ MUTATIONS = catalogue(VARIANTS, {
     ),
     "values-combine-pair": (
         ("the low part is lost", "sum[2 * i + 1] += Bf16::high(lo[i]);", ""),
+    ),
+    "values-route-warps": (
+        ("as many warps as tokens are more",
+         "const int writers = (kWarps > tokens ? kWarps - tokens : kWarps) * 32,\n      writer = kWarps > tokens ?",
+         "const int writers = (kWarps >= tokens ? kWarps - tokens : kWarps) * 32,\n      writer = kWarps >= tokens ?"),
     ),
     "values-route": (
         ("epsilon is a constant",
