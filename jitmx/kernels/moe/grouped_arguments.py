@@ -130,6 +130,7 @@ def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
         y = Buffer(np.zeros(wanted.shape, ml_dtypes.bfloat16), output=True, scratch=atomic)
 
     gate = ATOMIC_GATE if knobs.reduction == "atomic" else GATE
+    units = 1.0 if quantized or knobs.reduction == "atomic" else 0.5
 
     usual = np.setdiff1d(np.arange(wanted.shape[1]), () if up else edges.end_rows(n, knobs))
 
@@ -137,7 +138,7 @@ def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
         found = outputs[0]
         if quantized:
             found = restore(found, rows * top, wanted.shape[1], x_format)[: len(wanted)]
-        return judged(relative_l2(found[:, usual], wanted[:, usual]), deviation(found, wanted, bound), gate)
+        return judged(relative_l2(found[:, usual], wanted[:, usual]), deviation(found, wanted, bound, units), gate)
 
     return Case(
         name=f"rows={rows} top={top} experts={problem.experts} n={n} k={k} grid={launch.blocks}",
