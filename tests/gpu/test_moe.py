@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -284,15 +285,15 @@ def test_many_rows_an_expert_are_within_the_gate_whatever_the_routing(shape: str
 
 
 @collected_where(KERNELS["wgmma"].runs_on(CARD))
-@pytest.mark.parametrize("tile", [(64, 256), (128, 192), (192, 192), (320, 128)])
+@pytest.mark.parametrize("tile", [(32, 320), (48, 320), (64, 256), (128, 192), (192, 192), (320, 128)])
 @pytest.mark.parametrize("grain", [16, 64])
 def test_tiles_of_every_size_are_within_the_gate(
     tile: tuple[int, int], grain: int, environment: Callable[..., None], evidence: Evidence
 ) -> None:
     tile_m, tile_n = tile
     knobs = {
-        "kernel": "wgmma", "tile_m": tile_m, "tile_n": tile_n, "grain": grain,
-        "stages": {64: 8, 128: 6, 192: 5, 320: 4}[tile_m], "depth": 1,
+        "kernel": "wgmma", "tile_m": tile_m, "tile_n": tile_n, "grain": math.gcd(tile_m, grain),
+        "stages": {32: 8, 48: 8, 64: 8, 128: 6, 192: 5, 320: 4}[tile_m], "depth": 1,
     }  # fmt: skip
     environment(JITMX_MOE_KNOBS=",".join(f"{name}={value}" for name, value in knobs.items()))
     layer = Layer(6, 320, 352)
@@ -307,7 +308,16 @@ def test_tiles_of_every_size_are_within_the_gate(
 
 @collected_where(KERNELS["fused"].runs_on(CARD))
 @pytest.mark.parametrize(
-    "tile", [(64, 8, 192, 3, 4), (64, 16, 256, 2, 4), (128, 16, 192, 3, 3), (192, 16, 192, 3, 2), (320, 32, 128, 4, 1)]
+    "tile",
+    [
+        (32, 8, 320, 3, 4),
+        (48, 8, 320, 3, 4),
+        (64, 8, 192, 3, 4),
+        (64, 16, 256, 2, 4),
+        (128, 16, 192, 3, 3),
+        (192, 16, 192, 3, 2),
+        (320, 32, 128, 4, 1),
+    ],
 )
 @pytest.mark.parametrize("shape", [(64, 32, 4, 2880, 2880), (1100, 6, 3, 320, 352), (500, 1, 1, 256, 192)], ids=str)
 def test_both_products_in_one_launch_are_within_the_gate_and_have_the_bits_of_two(

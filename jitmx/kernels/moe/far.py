@@ -281,9 +281,10 @@ def far_rows(
     knobs = variant.knobs
     up = knobs.product == "up"
     listed, few = np.array([[1, 0, 1, 1, 1]], np.int32), np.ones((1, 2), np.int32)
+    features = -(-FEATURES // knobs.tile_n) * knobs.tile_n
     shapes: tuple[tuple[Before, npt.NDArray[np.int32], int], ...] = (
         (Before(rows=2 * ROWS - 2, experts=1), listed, 64),
-        (Before(0, EXPERTS - 2, FEATURES), few, 32),
+        (Before(0, EXPERTS - 2, features), few, 32),
         (Before(rows=ONE_EXPERT), few - 1, 160),
     )
     for before, ids, k in shapes:

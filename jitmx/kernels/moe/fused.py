@@ -26,7 +26,17 @@ from jitmx.kernels.moe.knobs import ACTIVATION
 from jitmx.kernels.moe.layout import activate
 from jitmx.kernels.moe.limits import require_usual
 from jitmx.kernels.moe.problem import MoeProblem
-from jitmx.kernels.moe.wgmma_arguments import COUNTERS, LINE_BYTES, STAGED, TILES_M, WIDEST, Lists, arrange, rows_bytes
+from jitmx.kernels.moe.wgmma_arguments import (
+    COUNTERS,
+    LINE_BYTES,
+    STAGED,
+    TILES_M,
+    TILES_N,
+    WIDEST,
+    Lists,
+    arrange,
+    rows_bytes,
+)
 from jitmx.kernels.routing.problem import capacity
 from jitmx.registry.arguments import Arguments, number, reads, writes
 from jitmx.registry.case import Buffer, Case, deviation, judged, places, relative_l2, summed
@@ -71,7 +81,7 @@ class FusedKnobs(Knobs):
     scale_range: str = NORMAL_SCALE_RANGE
     tile_m: int = knob(WIDEST, choices=TILES_M, doc="rows of a tile of the schedule, at most")
     grain: int = knob(32, choices=(8, 16, 32, 64), doc="rows by which the widths of tiles differ")
-    tile_n: int = knob(192, choices=(128, 192, 256), doc="rows of W a block, 64 for each warpgroup that multiplies")
+    tile_n: int = knob(192, choices=TILES_N, doc="rows of W a block, 64 for each warpgroup that multiplies")
     stages: int = knob(6, low=2, high=16, doc="stages of W and activations that a block keeps in shared memory")
     depth: int = knob(1, low=1, high=4, doc="steps of 64 k of a stage")
     pdl: bool = PDL
@@ -79,14 +89,14 @@ class FusedKnobs(Knobs):
 
 def shared_bytes(knobs: FusedKnobs) -> int:
     """Dynamic shared memory of a launch, bytes, as struct Shared of the template lays it out."""
-    item = 40 + (4 * knobs.tile_n if knobs.bias else 0) + 8 * knobs.tile_m
+    item = 40 + (2 * knobs.tile_n if knobs.bias else 0) + 8 * knobs.tile_m
     return wgmma.frame_bytes(knobs, LINE_BYTES, 128 + 16, item)
 
 
 def _check(knobs: FusedKnobs, arch: Arch) -> None:
     if not runs_on(arch):
         raise KnobError(f"moe.fused needs the instructions of sm_90a, which {arch} lacks", "use moe.grouped")
-    wgmma.check_registers(knobs)
+    wgmma.check_tile(knobs)
 
 
 SPEC = KernelSpec(
@@ -141,8 +151,8 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
     """Wider and narrower tiles, finer and coarser widths, deeper stages; best guess first."""
     shapes = (
         (192, 192, 16, 3, 2), (192, 192, 8, 3, 2), (192, 192, 32, 3, 2), (192, 192, 16, 6, 1), (128, 192, 8, 3, 3),
-        (128, 192, 16, 3, 3), (128, 192, 16, 4, 2), (64, 192, 8, 3, 4), (64, 192, 16, 3, 4), (64, 192, 16, 4, 3),
-        (64, 256, 8, 3, 4), (64, 128, 8, 4, 4),
+        (128, 192, 16, 3, 3), (128, 192, 16, 4, 2), (32, 320, 8, 3, 4), (48, 320, 8, 3, 4), (32, 256, 8, 3, 4),
+        (48, 256, 8, 3, 4), (64, 256, 8, 3, 4), (64, 192, 8, 3, 4), (64, 192, 16, 4, 3), (64, 128, 8, 4, 4),
     )  # fmt: skip
     return wgmma.shaped(_heuristic(problem, arch, multiprocessors), shapes)
 
@@ -242,7 +252,8 @@ def cases(variant: Variant) -> Iterator[Case]:
 
 
 _RARER: tuple[dict[str, Any], ...] = (
-    {"tile_m": 64, "grain": 8, "stages": 3, "depth": 4},
+    {"tile_m": 64, "grain": 8, "tile_n": 256, "stages": 3, "depth": 4},
+    {"tile_m": 48, "grain": 8, "tile_n": 320, "stages": 3, "depth": 4, "activation": "silu", "bias": False},
     {"tile_m": 64, "tile_n": 128, "stages": 2, "depth": 2, "activation": "silu", "bias": False},
     {"tile_m": 64, "tile_n": 128, "stages": 2, "encoding": "nibble", "pdl": False},
     {"tile_m": 320, "tile_n": 128, "stages": 4},

@@ -108,7 +108,7 @@ def companions(problem: MoeProblem, variant: Variant, tile: Tile | None) -> tupl
     if variant.spec.name == reads == "wgmma":  # shared memory holds stages of a tile, as of the first product
         share |= {name: getattr(knobs, name) for name in ("grain", "tile_n", "stages", "depth")}
     elif reads == "wgmma":
-        share |= dict(zip(("grain", "stages", "depth"), STAGED[knobs.tile_m], strict=True))
+        share |= dict(zip(("grain", "stages", "depth"), STAGED[knobs.tile_m], strict=True)) | {"tile_n": knobs.tile_n}
     if by_wgmma or both:
         gather = dataclasses.replace(problem, product="gather", residual=False)
         counted = {"tile_counters": both} if problem.x_format == "bf16" else {}

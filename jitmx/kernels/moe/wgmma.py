@@ -25,7 +25,7 @@ from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.knobs import ACTIVATION
 from jitmx.kernels.moe.limits import require_of_product, require_usual
 from jitmx.kernels.moe.problem import ACTIVATIONS, MoeProblem
-from jitmx.kernels.moe.wgmma_arguments import LINE_BYTES, MAPPED, STAGED, TILES_M, WIDEST, product_case
+from jitmx.kernels.moe.wgmma_arguments import LINE_BYTES, MAPPED, STAGED, TILES_M, TILES_N, WIDEST, product_case
 from jitmx.kernels.routing.problem import capacity
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
@@ -34,12 +34,15 @@ from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 from jitmx.registry.tensor_map import TensorMap
 
 # Rows of an expert, on average, from which decoding a weight once for all of them takes less: than moe.grouped (on an
-# H200 1475 us with 2.3 of DeepSeek-V3's where that takes 1500, 1667 with 4.1 and 1915), and than one launch for a layer
-# (475 us with 3.2 of gpt-oss-120b's where that takes 475, 493 with 4.1 and 506). Up to FEW_ROWS, tiles of 64 rows are
-# quicker; up to _SOME_ROWS, of 128.
-LEAST_ROWS, MANY_ROWS = 2, 4
-FEW_ROWS, _SOME_ROWS = 48, 112
-_TILES_N = (192, 256, 128)
+# H200 968 us with 1.6 of DeepSeek-V3's where that takes 1108), and than one launch for a layer (372 us with 2.3 of
+# gpt-oss-120b's where that takes 389, 193 with as many of Mixtral's and 209; but with 1.6 of gpt-oss-120b's 288 and
+# 259).
+LEAST_ROWS, MANY_ROWS = 1.5, 2.2
+# Up to how many rows an expert, on average, tiles of so many rows hold those of nearly every one.
+_TILES = ((18, 32), (40, 48), (56, 64), (112, 128))
+# Rows of W a block: of how many rows of x at most, and what a row takes beside others. Decoding waits less with more
+# warps, and X comes once for more rows.
+_USUAL = {320: (48, 0.97), 256: (64, 1.0), 192: (WIDEST, 1.08)}
 _CLEARLY = 0.85  # times what another tile takes
 _SPARE_REGISTERS = 32
 _TILE_BYTES = 512 + 32  # of a packed tile, with its scales
@@ -58,7 +61,7 @@ class WgmmaKnobs(Knobs):
     scale_range: str = NORMAL_SCALE_RANGE
     tile_m: int = knob(WIDEST, choices=TILES_M, doc="rows of a tile of the schedule, at most")
     grain: int = knob(32, choices=(8, 16, 32, 64), doc="rows by which the widths of tiles differ")
-    tile_n: int = knob(192, choices=(128, 192, 256), doc="rows of W a block, 64 for each warpgroup that multiplies")
+    tile_n: int = knob(192, choices=TILES_N, doc="rows of W a block, 64 for each warpgroup that multiplies")
     stages: int = knob(6, low=2, high=16, doc="stages of W and activations that a block keeps in shared memory")
     depth: int = knob(1, low=1, high=4, doc="steps of 64 k of a stage")
     pdl: bool = PDL
@@ -114,7 +117,7 @@ def multiplying_registers(knobs: Tiled) -> int:
 def shared_bytes(knobs: WgmmaKnobs) -> int:
     """Dynamic shared memory of a launch, bytes, as struct Shared of the template lays it out."""
     down = knobs.product == "down"
-    item = 32 + (4 * knobs.tile_n if knobs.bias else 0) + (8 * knobs.tile_m if down else 0)
+    item = 32 + (2 * knobs.tile_n if knobs.bias else 0) + (8 * knobs.tile_m if down else 0)
     return frame_bytes(knobs, LINE_BYTES, (128 if down else 64) + 16, item)
 
 
@@ -131,21 +134,31 @@ def frame_bytes(knobs: Staged, step_bytes: int, pitch: int, item: int) -> int:
 
 def turn(knobs: Staged) -> int:
     """Steps of 64 k that a loop of the template has: whole stages, which divide the 45 steps of gpt-oss."""
-    return 4 if knobs.depth != 3 else 9 if knobs.tile_m == 64 else 3
+    return 4 if knobs.depth != 3 else 9 if knobs.tile_m <= 64 else 3
 
 
 def _check(knobs: WgmmaKnobs, arch: Arch) -> None:
     if not runs_on(arch):
         raise KnobError(f"moe.wgmma needs the instructions of sm_90a, which {arch} lacks", "use moe.grouped")
     require_of_product(knobs, "activation", "up", ACTIVATIONS[0])
-    check_registers(knobs)
+    check_tile(knobs)
 
 
-def check_registers(knobs: Tiled) -> None:
-    """Raise KnobError where a tile takes more than there are: sums, two decoded fragments, and what decoding takes."""
-    need, have = knobs.tile_m // 2 + 16 + 40, multiplying_registers(knobs)
+def check_tile(knobs: Tiled, others: int = 58) -> None:
+    """Raise KnobError where a tile takes more registers than there are, or its widths do not come to all of it.
+
+    Args:
+        others: registers beside sums: operands of the products under way and of the next, and what decoding takes. With
+            two fewer ptxas still compiles without spills, but waits for every product.
+    """
+    if knobs.tile_m % knobs.grain:
+        legal = math.gcd(knobs.tile_m, knobs.grain)
+        raise KnobError(
+            f"grain={knobs.grain} does not divide tile_m={knobs.tile_m}", f"the nearest legal value is grain={legal}"
+        )
+    need, have = knobs.tile_m // 2 + others, multiplying_registers(knobs)
     if need > have:
-        legal = max(tile for tile in TILES_M if tile // 2 + 56 <= have)
+        legal = max(tile for tile in TILES_M if tile // 2 + others <= have)
         raise KnobError(
             f"tile_m={knobs.tile_m} with tile_n={knobs.tile_n} takes about {need} registers a thread of {have}",
             f"the nearest legal value is tile_m={legal}",
@@ -245,27 +258,40 @@ def serves_best(problem: MoeProblem, arch: Arch, in_one_launch: bool) -> bool:
     return runs_on(arch) and problem.rows_an_expert >= least and problem.scale_range == "normal"
 
 
+def tile_m(problem: MoeProblem) -> int:
+    """Rows of x a tile, at most."""
+    return next((rows for most, rows in _TILES if problem.rows_an_expert < most), WIDEST)
+
+
+def tile_n(problem: MoeProblem, multiprocessors: int) -> int:
+    """Rows of W a block: those that decode a layer soonest, with what fills their last blocks up."""
+    m = tile_m(problem)
+    fitting = [rows for rows, (most, _) in _USUAL.items() if m <= most]
+    usual = min(fitting, key=lambda rows: _decoded(problem, rows) * _USUAL[rows][1])
+    return in_few_turns(problem, m, usual, fitting, multiprocessors)
+
+
+def _decoded(problem: MoeProblem, tile_n: int) -> int:
+    """Weights of an expert that blocks of so many rows of W decode."""
+    sizes = (problem.sizes(product) for product in ("up", "down"))
+    return sum(-(-n // tile_n) * tile_n * k for n, k in sizes)
+
+
+def in_few_turns(problem: MoeProblem, tile_m: int, usual: int, others: Iterable[int], multiprocessors: int) -> int:
+    """Rows of W a block: the usual, or of few rows an expert as many as take clearly less, where few experts leave
+    multiprocessors idle in the last turn."""
+    if tile_m > 64:
+        return usual
+    turns = {rows: _rows_in_turn(problem, tile_m, rows, multiprocessors) for rows in {usual, *others, TILES_N[0]}}
+    best = min(turns, key=lambda rows: (turns[rows], -rows))
+    return best if turns[best] < _CLEARLY * turns[usual] else usual
+
+
 def _rows_in_turn(problem: MoeProblem, tile_m: int, tile_n: int, multiprocessors: int) -> int:
     """Rows of W that a multiprocessor decodes, one item after another, where rows are spread evenly."""
     n = problem.sizes(product_of(problem))[0]
     items = math.ceil(problem.experts_hit) * math.ceil(problem.rows_an_expert / tile_m) * -(-n // tile_n)
     return -(-items // multiprocessors) * tile_n
-
-
-def tile_n(problem: MoeProblem, multiprocessors: int) -> int:
-    """Rows of W a block: 192, which divide both products of gpt-oss, or of few rows an expert as many as take clearly
-    less, where few experts leave multiprocessors idle in the last turn."""
-    if problem.rows_an_expert >= FEW_ROWS:
-        return 192
-    turns = {rows: _rows_in_turn(problem, 64, rows, multiprocessors) for rows in _TILES_N}
-    best = min(turns, key=lambda rows: (turns[rows], -rows))
-    return best if turns[best] < _CLEARLY * turns[192] else 192
-
-
-def tile_m(problem: MoeProblem) -> int:
-    """Rows of x a tile, at most: 64 for few rows an expert, then 128 and 192."""
-    few, some = problem.rows_an_expert < FEW_ROWS, problem.rows_an_expert < _SOME_ROWS
-    return 64 if few else 128 if some else WIDEST
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
@@ -280,8 +306,9 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
     """Wider and narrower tiles, finer and coarser widths, deeper stages; best guess first."""
     shapes = (
         (192, 192, 16, 3, 2), (192, 192, 32, 3, 2), (192, 192, 32, 2, 3), (192, 192, 16, 6, 1), (192, 192, 64, 6, 1),
-        (128, 192, 16, 9, 1), (128, 192, 16, 4, 2), (128, 192, 16, 3, 3), (128, 192, 32, 3, 3), (64, 192, 16, 3, 4),
-        (64, 192, 16, 4, 3), (64, 256, 16, 3, 4), (64, 128, 16, 4, 4), (128, 128, 16, 3, 3),
+        (128, 192, 16, 9, 1), (128, 192, 16, 4, 2), (128, 192, 16, 3, 3), (128, 192, 32, 3, 3), (32, 320, 8, 3, 4),
+        (48, 320, 8, 3, 4), (32, 256, 8, 3, 4), (48, 256, 8, 3, 4), (64, 256, 8, 3, 4), (64, 192, 16, 3, 4),
+        (64, 192, 16, 4, 3), (64, 128, 16, 4, 4), (128, 128, 16, 3, 3),
     )  # fmt: skip
     return shaped(_heuristic(problem, arch, multiprocessors), shapes)
 
@@ -325,7 +352,8 @@ def cases(
 
 
 _RARER: tuple[dict[str, Any], ...] = (
-    {"tile_m": 64, "grain": 8, "stages": 3, "depth": 4},
+    {"tile_m": 64, "grain": 8, "tile_n": 256, "stages": 3, "depth": 4},
+    {"tile_m": 48, "grain": 8, "tile_n": 320, "stages": 3, "depth": 4, "activation": "silu", "bias": False},
     {"tile_m": 64, "tile_n": 128, "stages": 2, "depth": 2, "activation": "silu", "bias": False},
     {"product": "down", "tile_m": 64, "tile_n": 128, "stages": 2, "encoding": "nibble", "bias": False},
 )  # fmt: skip

@@ -60,10 +60,11 @@ ARGUMENTS = arguments(
     "of gather and of the first product ExpertRows; of the second [pairs, n], by row and slot",
 )
 MAPPED = ARGUMENTS.with_maps(codes_map="weight", scales_map="scales")  # for the products, which copy W by tensor maps
-TILES_M = (64, 128, 192, 320)  # rows of a tile of the schedule, at most
+TILES_M = (32, 48, 64, 128, 192, 320)  # rows of a tile of the schedule, at most
+TILES_N = (128, 192, 256, 320)  # rows of W a block, 64 for each warpgroup that multiplies
 WIDEST = 192  # of those, what heuristics take where x is in bf16: tiles of fewer rows have loops of their own
 # Of moe.wgmma, by rows of a tile: rows by which widths differ, stages, and steps of 64 k of a stage.
-STAGED = {64: (8, 3, 4), 128: (8, 3, 3), 192: (16, 3, 2), 320: (32, 4, 1)}
+STAGED = {32: (8, 3, 4), 48: (8, 3, 4), 64: (8, 3, 4), 128: (8, 3, 3), 192: (16, 3, 2), 320: (32, 4, 1)}
 LINE_BYTES = 128  # 64 k of a row
 COUNTERS = 2  # of 4 bytes
 

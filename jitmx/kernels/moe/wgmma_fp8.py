@@ -26,7 +26,7 @@ from jitmx.kernels.moe.fp8_arguments import MAPPED, product_case
 from jitmx.kernels.moe.knobs import ACTIVATION
 from jitmx.kernels.moe.limits import require_of_product, require_usual
 from jitmx.kernels.moe.problem import ACTIVATIONS, BOUNDED, MoeProblem
-from jitmx.kernels.moe.wgmma_arguments import LINE_BYTES, TILES_M, WIDEST
+from jitmx.kernels.moe.wgmma_arguments import LINE_BYTES, TILES_M, TILES_N, WIDEST
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, knob
 
@@ -49,7 +49,7 @@ class WgmmaFp8Knobs(Knobs):
     rows: str = knob("narrow", choices=ROW_RANGES, doc="rows of W: all of one pass over k, or some of more")
     tile_m: int = knob(WIDEST, choices=TILES_M, doc="rows of a tile of the schedule, at most")
     grain: int = knob(16, choices=(8, 16, 32, 64), doc="rows by which the widths of tiles differ")
-    tile_n: int = knob(192, choices=(128, 192, 256), doc="rows of W a block, 64 for each warpgroup that multiplies")
+    tile_n: int = knob(192, choices=TILES_N, doc="rows of W a block, 64 for each warpgroup that multiplies")
     stages: int = knob(5, low=2, high=16, doc="stages of W and activations that a block keeps in shared memory")
     depth: int = knob(2, choices=(2, 4), doc="steps of 64 k of a stage")
     pdl: bool = PDL
@@ -63,7 +63,7 @@ class WgmmaFp8Knobs(Knobs):
 def shared_bytes(knobs: WgmmaFp8Knobs) -> int:
     """Dynamic shared memory of a launch, bytes, as struct Shared of the template lays it out."""
     up = knobs.product == "up"
-    item = 32 + (4 * knobs.tile_n if knobs.bias else 0) + (4 if up else 8) * knobs.tile_m + knobs.tile_n
+    item = 32 + (2 * knobs.tile_n if knobs.bias else 0) + (4 if up else 8) * knobs.tile_m + knobs.tile_n
     item += 4 if knobs.rows == "wide" else 0
     return wgmma.frame_bytes(knobs, LINE_BYTES // 2, ((32 if knobs.h_in_e4m3 else 64) if up else 128) + 16, item)
 
@@ -72,7 +72,7 @@ def _check(knobs: WgmmaFp8Knobs, arch: Arch) -> None:
     if not runs_on(arch):
         raise KnobError(f"moe.wgmma_fp8 needs the instructions of sm_90a, which {arch} lacks", "use x_format='mxfp8'")
     require_of_product(knobs, "activation", "up", ACTIVATIONS[0])
-    wgmma.check_registers(knobs)
+    wgmma.check_tile(knobs, others=56)
 
 
 SPEC = KernelSpec(
@@ -111,16 +111,17 @@ def _fixed(problem: MoeProblem) -> dict[str, Any]:
 
 
 # By rows of a tile: rows by which widths differ, stages, and steps of 64 k of a stage.
-_STAGED = {64: (8, 4, 4), 128: (16, 3, 4), 192: (16, 5, 2), 320: (32, 4, 2)}
+_STAGED = {32: (8, 4, 4), 48: (8, 4, 4), 64: (8, 4, 4), 128: (16, 3, 4), 192: (16, 5, 2), 320: (32, 4, 2)}
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
-    """Tiles as of moe.wgmma, or the largest, which hold all rows of an expert that has more."""
-    rows, m = wgmma.tile_n(problem, multiprocessors), wgmma.tile_m(problem)
+    """Tiles as of moe.wgmma from 64 rows on, or the largest, which hold all rows of an expert that has more."""
+    m = max(wgmma.tile_m(problem), 64)  # on an H200 no tile of fewer, with more rows of W, was quicker
+    rows = wgmma.in_few_turns(problem, m, 192, (256,), multiprocessors)
     if int(problem.rows_an_expert) in _MORE_ROWS and problem.h_format == "fp8":
         rows, m = 128, 320
     grain, stages, depth = _STAGED[m]
-    stages -= rows == 256
+    stages -= rows >= 256
     return {"tile_m": m, "grain": grain, "tile_n": rows, "stages": stages, "depth": depth, "pdl": True}
 
 
@@ -128,8 +129,8 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
     """Wider and narrower tiles, finer and coarser widths, deeper stages; best guess first."""
     shapes = (
         (192, 192, 32, 5, 2), (192, 192, 64, 5, 2), (192, 192, 16, 2, 4), (128, 192, 16, 6, 2), (128, 192, 32, 3, 4),
-        (64, 192, 16, 3, 4), (64, 192, 16, 8, 2), (64, 256, 16, 3, 4), (64, 128, 16, 5, 4), (128, 128, 16, 4, 4),
-        (320, 128, 32, 4, 2), (320, 128, 16, 4, 2), (320, 128, 32, 2, 4),
+        (64, 192, 16, 3, 4), (64, 192, 16, 8, 2), (64, 256, 16, 3, 4), (64, 320, 8, 3, 4), (64, 128, 16, 5, 4),
+        (128, 128, 16, 4, 4), (320, 128, 32, 4, 2), (320, 128, 16, 4, 2), (320, 128, 32, 2, 4),
     )  # fmt: skip
     return wgmma.shaped(_heuristic(problem, arch, multiprocessors), shapes)
 

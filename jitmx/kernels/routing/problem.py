@@ -16,7 +16,7 @@ SCORING, BIASES = shared.SCORINGS, shared.BIASES
 FEW_TOKENS = 64  # choice and lists are one launch
 DTYPES = ("bf16", "fp16")
 LOGIT_DTYPES = ("bf16", "fp16", "fp32")
-TILES = (0, 8, 16, 32, 64, 128, 192, 320)
+TILES = (0, 8, 16, 32, 48, 64, 128, 192, 320)
 SOURCES = ("hidden", "logits", "ids")
 
 MAPPED: Any = knob(False, doc="an expert map gives local ids, or -1 for experts that are elsewhere")

@@ -59,13 +59,15 @@ def test_gpt_oss_120b_takes_up_to_64_rows_in_one_launch_with_what_was_tuned(targ
         (4, EIGHT, "stream"),
         (64, {"experts": 32}, "fused"),  # 8
         (33, {"experts": 32}, "fused"),
-        (32, {"experts": 32}, "stream"),  # by a table
+        (20, {"experts": 32}, "fused"),
+        (16, {"experts": 32}, "stream"),  # by a table
+        (14, {"experts": 32}, "stream"),  # 2.1
         (64, {"experts": 128, "top": 8, "hidden": 2048, "intermediate": 768}, "fused"),
-        (48, {"experts": 128, "top": 8, "hidden": 2048, "intermediate": 768}, "stream"),
+        (28, {"experts": 128, "top": 8, "hidden": 2048, "intermediate": 768}, "stream"),
+        (32, {"experts": 128, "top": 8, "hidden": 2048, "intermediate": 768}, "fused"),  # 2.3
         (256, {"experts": 128, "top": 8, "hidden": 2048, "intermediate": 768}, "fused"),
         (64, {"experts": 256, "top": 8, "hidden": 7168, "intermediate": 2048}, "fused"),
-        (125, {}, "stream"),
-        (126, {}, "fused"),  # 4
+        (65, {}, "fused"),  # 2.3
         (384, {}, "fused"),
         (64, EIGHT | {"scale_range": "full"}, "grouped"),
         (64, {"experts": 513, "top": 8, "hidden": 4096, "intermediate": 14336}, "stream"),  # lists have 512 at most
@@ -103,10 +105,10 @@ def test_reads_come_out_as_counted_on_random_routing() -> None:
 
 
 def test_few_experts_leave_no_turn_half_empty() -> None:
-    """Of eight experts of 4096 rows of W2, tiles of 192 are 176 for 132 multiprocessors, of 256 they are 128."""
+    """Of eight experts of 4096 rows of W2, tiles of 320 are 104 for 132 multiprocessors, of 256 they are 128."""
     up, down = (MoeProblem(64, **EIGHT, product=product) for product in ("up", "down"))
     assert choose("moe", down, HOPPER, knobs={"kernel": "wgmma"}).variant.knobs.tile_n == 256
-    assert choose("moe", up, HOPPER, knobs={"kernel": "wgmma"}).variant.knobs.tile_n == 192
+    assert choose("moe", up, HOPPER, knobs={"kernel": "wgmma"}).variant.knobs.tile_n == 320
 
 
 @pytest.mark.parametrize("name", EXPERT_LAYERS)
