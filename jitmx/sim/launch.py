@@ -140,6 +140,7 @@ def simulate(
     old_reads: bool = True,
     blocks: Sequence[int] | None = None,
     slow: int | None = None,
+    held: int | None = None,
 ) -> Report:
     """Run a kernel over a whole grid.
 
@@ -161,6 +162,9 @@ def simulate(
         slow: the cluster, of those that run side by side, that begins when all others wait or are done; counted from
             the first, or if negative from the last. The first finds nothing old but where it polls: what is asked for
             once, before it is waited for, is there.
+        held: in a kernel whose threads poll, the cluster, counted likewise, whose threads go on behind the first of its
+            atomic operations on global memory when all others wait or are done; behind the second the next cluster, and
+            so on.
 
     Raises:
         SimulationError: a fault of the kernel; the message names kernel, PTX line, block, thread and address.
@@ -189,7 +193,7 @@ def simulate(
         numbers = np.arange(first, min(first + at_once, total))
         machine = Machine(
             program, memory, grid, block, numbers, shared_bytes, arguments, cluster=cluster, clock=clock,
-            max_steps=max_steps, order=order, slow=slow,
+            max_steps=max_steps, order=order, slow=slow, held=held,
         )  # fmt: skip
         machine.races.lines = lines
         machine.races.sequential[:] |= not old_reads

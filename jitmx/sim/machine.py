@@ -65,14 +65,17 @@ class Machine:
         max_steps: int = 2_000_000,
         order: Array | None = None,
         slow: int | None = None,
+        held: int | None = None,
     ) -> None:
         """Args as of `simulate`, and:
 
         order: where blocks lie in the grid by their numbers; None: the same.
         slow: the cluster of these, counted from the first, or if negative from the last, none of whose threads begins
             before all others wait. The first finds at once what they have written, where it does not poll.
+        held: the cluster of these, counted likewise, that waits behind the first atomic operation until all others do,
+            the next one behind the next, and so on.
         """
-        self.order, self.slow = order, slow
+        self.order, self.slow, self.held = order, slow, held
         self.program, self.memory, self.grid, self.block = program, memory, grid, block
         self.blocks, self.max_steps, self.cluster_size = blocks, max_steps, cluster
         self.threads = int(np.prod(block))
@@ -243,6 +246,8 @@ class Machine:
         }
         self.groups = groups
         late, events = self._hold_back(), -1
+        overtaken = self._overtaken()
+        behind: dict[int, tuple[Array, int]] = {}  # those that others overtake, by where they go on
         self.parked: dict[int, tuple[Array, int]] = {}
         polling = self.polling
         looking, looks, again = self.alive, 0, False  # lanes that poll and go first, for so many steps, and once more
@@ -254,6 +259,10 @@ class Machine:
             if not groups:
                 if late is not None and (self.events == events or not polling.held):
                     groups[0], late = (late, int(late.sum())), None
+                    continue
+                if behind and (self.events == events or not polling.held):
+                    groups.update(behind)
+                    behind.clear()
                     continue
                 events = self.events
                 if not polling.held:
@@ -311,6 +320,18 @@ class Machine:
                 looking, looks, again = told, _LOOKS, True  # a first look may find what was there before
                 for at, (woken, size) in polling.wake(told).items():
                     self.join(at, woken, size)
+            if overtaken and (last := (until or pc + 1) - 1) in overtaken:
+                here = self.alive if mask is None else mask
+                back = here & overtaken[last]
+                k = int(np.count_nonzero(back))
+                if k:
+                    assert type(after) is int
+                    before, size = behind.get(after, (back, 0))
+                    behind[after] = before | back, size + k
+                    mask, n = here & ~back, n - k
+                    if not n:
+                        polling.now = None
+                        continue
             if type(after) is int:
                 if polling.now is not None:
                     if after >= 0:
@@ -344,15 +365,29 @@ class Machine:
 
     def _hold_back(self) -> Array | None:
         """Take the lanes of the slow cluster out of those that begin; which they are, None where there is but one."""
-        width, count = self.width * self.cluster_size, len(self.blocks) // self.cluster_size
-        if self.slow is None or count < 2:
+        late = self._lanes_of(self.slow)
+        if late is None:
             return None
-        late: Array = self.alive & (self.lane_ids // width == self.slow % count)
         if self.slow == 0:
             self.races.prompt = late  # any other cluster that is late may find what is old
         begin = self.alive & ~late
         self.groups[0] = begin, int(begin.sum())
         return late
+
+    def _lanes_of(self, cluster: int | None) -> Array | None:
+        """The lanes of a cluster by number, which may be negative; None where none is asked for or there is but one."""
+        count = len(self.blocks) // self.cluster_size
+        if cluster is None or count < 2:
+            return None
+        return np.asarray(self.alive & (self.lane_ids // (self.width * self.cluster_size) == cluster % count))
+
+    def _overtaken(self) -> dict[int, Array]:
+        """The lanes that others overtake behind the atomic operation of a block, where lanes poll."""
+        if self.held is None or not self.program.polled:
+            return {}
+        ends = [block.index for block in self.program.blocks if block.counts]
+        lanes = ((end, self._lanes_of(self.held + i)) for i, end in enumerate(ends))
+        return {end: some for end, some in lanes if some is not None}
 
     def _first_warp(self, pc: int, mask: Array | None, n: int) -> tuple[Array | None, int]:
         """The first warp of a group; the others stay where they are."""

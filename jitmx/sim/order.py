@@ -53,6 +53,11 @@ def signals(opcode: Sequence[str]) -> bool:
     return verb in ("red", "atom") or (verb == "st" and spelled(parts) != "")
 
 
+def counts(opcode: Sequence[str]) -> bool:
+    """Whether an instruction is an atomic operation on global memory: threads arrive so where others wait."""
+    return opcode[0] in ("red", "atom") and signals(opcode)
+
+
 def looks(opcode: Sequence[str]) -> bool:
     """Whether an instruction tells its thread what others have made of global memory."""
     verb, *parts = opcode

@@ -27,6 +27,7 @@ class Block:
     breadth: int = 32  # lanes that the widest of them spans
     head: str = ""  # its first instruction
     signals: bool = False  # whether it, or a run from it on, has what other warps may poll for in global memory
+    counts: bool = False  # whether it ends with an atomic operation on global memory
 
 
 @dataclass

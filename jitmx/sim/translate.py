@@ -33,7 +33,7 @@ from jitmx.sim.emitter import Emitter
 from jitmx.sim.flight import Watch, emit_check, emit_checks, watches
 from jitmx.sim.flow import Access, doubtful, fillers, temporaries
 from jitmx.sim.hints import check_policy
-from jitmx.sim.order import looks, signals
+from jitmx.sim.order import counts, looks, signals
 from jitmx.sim.program import EXIT, Block, Program
 from jitmx.sim.ptx import SIZES, Function, Immediate, Instruction, Module, Operand, Register, Symbol, is_barrier
 from jitmx.sim.schedule import batches
@@ -193,7 +193,7 @@ class Translator(Emitter):
         body = self.entry.body
         leaders = {0, len(body), *self.entry.labels.values()}
         for i, ins in enumerate(body):
-            if ins.opcode[0] in _ENDS or is_barrier(ins):
+            if ins.opcode[0] in _ENDS or is_barrier(ins) or counts(ins.opcode):
                 leaders.add(i + 1)
         starts = sorted(leaders | {i for i, ins in enumerate(body) if self.members(ins) is not None})
         position = {}
@@ -201,7 +201,7 @@ class Translator(Emitter):
         for index, (first, last) in enumerate(itertools.pairwise(starts)):
             position[first] = index
             lines = tuple(ins.line for ins in body[first:last])
-            blocks.append(Block(index, first, last, lines, head=body[first].name))
+            blocks.append(Block(index, first, last, lines, head=body[first].name, counts=counts(body[last - 1].opcode)))
         position[len(body)] = len(blocks)
         for first, last in itertools.pairwise(sorted(leaders)):
             blocks[position[first]].until = position[last]

@@ -60,7 +60,7 @@ Known = Callable[[str], Verdict | None]
 
 def launch(
     case: Case, variant: Variant, ptx: str, memory: Memory | None = None, kept: Mapping[str, int] | None = None, *,
-    turned: bool = False, slow: int | None = None,
+    turned: bool = False, slow: int | None = None, held: int | None = None,
 ) -> tuple[Report, Memory, dict[str, int]]:  # fmt: skip
     """Run one case: what its launch did, the memory afterwards and the address of each buffer there, by field.
 
@@ -68,7 +68,7 @@ def launch(
         memory: that of launches before this one.
         kept: addresses there of buffers that are as those launches left them.
         turned: blocks run in another order than that of their numbers.
-        slow: the cluster that begins last (`jitmx.sim.launch.simulate`).
+        slow, held: the cluster that begins last, and one that others overtake (`jitmx.sim.launch.simulate`).
 
     Raises:
         SimulationError: a fault of the kernel.
@@ -108,6 +108,7 @@ def launch(
         programmatic=getattr(variant.knobs, "pdl", False),
         blocks=_turned(case) if turned and case.blocks is None else case.blocks,
         slow=slow,
+        held=held,
     )
     return report, memory, addresses
 
@@ -147,8 +148,9 @@ def run_chain(chain: Sequence[Case], variant: Variant, ptx: str) -> Iterator[tup
             # In linear some blocks wait for those of lower numbers, which on a card begin first.
             turned = number > 1 and variant.spec.family == "routing"
             # Who waits for fewer than all blocks goes on without one that is late: the first, the last, one between.
-            slow = (None, 0, -1, 1)[(number - 1) % 4]
-            report, _, addresses = launch(case, variant, ptx, memory, kept, turned=turned, slow=slow)
+            # Who arrives and then reads what the last to arrive changes waits for ever where the others overtake it.
+            slow, held = ((None, None), (0, -1), (-1, 0), (1, -1))[(number - 1) % 4]
+            report, _, addresses = launch(case, variant, ptx, memory, kept, turned=turned, slow=slow, held=held)
             outputs = [
                 memory.download(addresses[field], buffer.data.dtype, buffer.data.shape, buffer.at)
                 for field, buffer in case.buffers(variant.arguments).items()

@@ -1,4 +1,4 @@
-"""Lanes of an atomic operation come in no order that a kernel may count on."""
+"""Atomic operations: lanes come in no order that a kernel may count on, and others may overtake who has arrived."""
 
 from __future__ import annotations
 
@@ -9,6 +9,17 @@ from mutation import fault, source, variant
 
 GREEDY = variant("sampling", "greedy", "sm_90a", cluster=False, parts=4, block=128)
 ARGMAX = variant("linear", "stream", "sm_90a", m=16, warps=3, split_k=1, unroll=1, argmax=True, bias=True)
+
+BARRIER = variant("moe", "stream", "sm_90a", handshake="counters", warps=4, chunk=1, stages=2, unroll=1)
+
+
+def test_who_reads_the_generation_of_a_barrier_behind_its_arrival_waits_for_ever_where_others_overtake_it() -> None:
+    text = source(BARRIER)
+    old = "    else\n      while (load_acquire(&counters.generation) == generation) {}"
+    assert text.count(old) == 1
+    new = old.replace("else\n", "else {\n      generation = load_acquire(&counters.generation);\n") + "\n    }"
+    found = fault(BARRIER, text.replace(old, new))
+    assert found is not None and "polls for ever" in found
 
 
 @pytest.mark.parametrize(
