@@ -3,7 +3,7 @@
     python scripts/plot_gains.py
 
 The first row is vLLM alone and the second vLLM with jitmx, by requests at a time; columns that either lacks are left
-out.
+out. The image says under "Description" which figures it shows.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ def gains(text: str) -> list[tuple[int, int, int]]:
     return [(int(one), int(two), int(three)) for one, two, three in rows if all(map(str.isdecimal, (one, two, three)))]
 
 
+def shown(rows: list[tuple[int, int, int]]) -> str:
+    """The figures in words."""
+    return "; ".join(f"{requests} requests: {alone} and {served} tokens a second" for requests, alone, served in rows)
+
+
 def draw(rows: list[tuple[int, int, int]], path: Path) -> None:
     """Bars side by side, each pair under its ratio."""
     figure, axes = pyplot.subplots(figsize=(8.8, 3.7))
@@ -41,7 +46,7 @@ def draw(rows: list[tuple[int, int, int]], path: Path) -> None:
     axes.set_title("Decoding gpt-oss-120b on one H200", loc="left", fontsize=10.5)
     axes.legend(frameon=False, fontsize=8.5, loc="upper left")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=100, bbox_inches="tight")
+    figure.savefig(path, dpi=100, bbox_inches="tight", metadata={"Description": shown(rows)})
 
 
 if __name__ == "__main__":
