@@ -85,13 +85,13 @@ def test_a_step_s_inputs_are_rounded_as_the_environment_says_for_vllm(read, monk
 
 
 def test_inputs_of_a_draft_s_verification_are_rounded_as_those_of_a_step(read, monkeypatch) -> None:
-    asked = ("explain", "--arch", "sm_90", "--model", "gpt-oss-120b", "--batch", "256", "--context", "2048")
+    asked = ("explain", "--arch", "sm_90", "--model", "gpt-oss-120b", "--batch", "1024", "--context", "2048")
     drafted = (*asked, "--draft", "gpt-oss-120b-eagle3", "--rates", ".7")
     plain = read(*drafted)["verify_us"]["1"]
     monkeypatch.setenv("JITMX_MOE_ACTIVATION", "fp8")
     assert (
         read(*drafted)["verify_us"]["1"] == pytest.approx(read(*asked)["us"], abs=0.1)
-        and plain > 1.05 * read(*asked)["us"]
+        and plain > 1.03 * read(*asked)["us"]
     )
 
 

@@ -360,7 +360,7 @@ def test_a_number_that_is_equal_to_a_whole_one_is_refused_whatever_was_planned(
 @pytest.mark.parametrize("name", ["route", "group_by_expert"])
 def test_another_tile_is_refused_with_those_that_there_are(name: str, tile: Any, card: Unlaunched) -> None:
     call, given = CALLS[name]
-    said = re.escape(f"tile={tile!r} is not one of 8, 16, 32, 64, 128, 192, 320") + "$"
+    said = re.escape(f"tile={tile!r} is not one of 8, 16, 32, 48, 64, 128, 192, 320") + "$"
     with pytest.raises(KnobError, match=said):
         call(**given() | {"tile": tile})
 

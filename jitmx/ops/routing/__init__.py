@@ -61,7 +61,7 @@ def route(
         norm: [h], x's dtype: RMSNorm's weight; only with `weight`.
         normalized: whether x * rsqrt(mean(x^2) + epsilon) * norm is written as well, rounded once: what the experts
             read.
-        tile: rows of a tile of the schedule at most: 8, 16, 32, 64, 128, 192 or 320.
+        tile: rows of a tile of the schedule at most: 8, 16, 32, 48, 64, 128, 192 or 320.
         expert_map: int32 [experts], the local id of each expert or -1 where it is elsewhere; pairs of experts that are
             elsewhere are left out of the lists. `ids` stay as they are.
         local_experts: how many local ids there are, beside `expert_map`; all experts by default.
