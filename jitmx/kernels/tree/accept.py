@@ -66,7 +66,8 @@ def _requests(counts: list[int], few: int, generator: np.random.Generator) -> tu
     for number_, (count, rows) in enumerate(zip(counts, target, strict=True)):
         own = rows[:-1].copy()
         if count and number_ % 3 == 1:
-            own[generator.integers(0, count)] += 1
+            # The lower word alone may not tell.
+            own[generator.integers(0, count)] += 1 << 32 if few > 1 << 32 and number_ % 2 else 1
             own[-1] -= 1
         if count and number_ % 3 == 2:
             own[generator.integers(0, count)] = -1
@@ -106,7 +107,7 @@ def _case(
     target = [rows if count >= 0 else rows[:0] for rows, count in zip(target, counts, strict=True)]
     batch = len(counts)
     placed = placed or wide & 4 != 0
-    positions = generator.integers(0, 1 << 20, batch) if placed else np.zeros(batch, np.int64)
+    positions = generator.integers(0, 1 << (40 if wide & 4 else 20), batch) if placed else np.zeros(batch, np.int64)
     wanted = accepted(drafts, target, positions, most)
     rows_counted = layout == "rows"
     if rows_counted:  # a row has its own input: of the first the last token before the drafts

@@ -57,8 +57,8 @@ def _case(
     generator = np.random.default_rng(seed)
     batch, nodes = 5, 64
     pages = -(-(40 + nodes) // page)
-    all_pages = (batch + 4) * pages + 2
-    table = generator.permutation(all_pages)[:-2].reshape(batch + 4, pages).astype(np.int32)
+    all_pages = (batch + 5) * pages + 2
+    table = generator.permutation(all_pages)[:-2].reshape(batch + 5, pages).astype(np.int32)
     table, extra = table[:batch], table[batch:]
     starts = generator.integers(0, 40, batch)
     starts[4] = pages * page - 3  # nodes beyond the pages of the table are left
@@ -75,8 +75,11 @@ def _case(
     accepted[7], accepted[8] = width // 2, width + 70
     path[8] = np.arange(width) + np.where(np.arange(width) < 2 * width // 3, 0, 7)
     path[8, width - width // 8 :] = -1
-    starts, table = np.concatenate([starts, [3, 5, -1, 0]]), np.concatenate([table, extra])
-    batch += 4
+    # The last one starts beyond the pages of its table, where the lower word alone does not tell.
+    path, accepted = np.concatenate([path, path[:1]]), np.append(accepted, width - 1)
+    starts = np.concatenate([starts, [3, 5, -1, 0, (1 << 32) + 2 if wide else pages * page + 2]])
+    table = np.concatenate([table, extra])
+    batch += 5
     shape = (all_pages, heads, page, vectors, 16) if heads_first else (all_pages, page, heads, vectors, 16)
     before = [generator.integers(0, 256, shape, np.uint8) for _ in range(caches)]
     after = [one.copy() for one in before]
@@ -114,13 +117,15 @@ def _case(
 
 
 def cases(variant: Variant) -> Iterator[Case]:
-    """Caches of few and many heads in both layouts; one that is over 2^32 vectors."""
+    """Caches of few and many heads in both layouts; pages, heads or tokens that are over 2^32 vectors apart."""
     yield _case(2, 2, 8, 16, 9, 0, wide=False)
     yield _case(CACHES, 1, 1, 16, 3, 1, wide=True)
     yield _case(3, 9, 16, 32, 20, 2, wide=True, heads_first=True)
     yield _case(2, 2, 4, 128, 1, 3, wide=False)
     yield _case(1, 1, 2, 16, 50, 4, wide=False)
     yield _far()
+    yield _apart("head")
+    yield _apart("token")
 
 
 def _far() -> Case:
@@ -143,3 +148,29 @@ def _far() -> Case:
     return Case(
         name=f"pages from number {first} on", launch=Launch(1), values=values, check=check, gate=0.0, fixed=FIXED
     )
+
+
+def _apart(far: str) -> Case:
+    """Heads, or tokens of a page, that lie over 2^32 vectors apart; rows of the table that do as well."""
+    page, heads, vectors = 16, 2, 2
+    strides = {"page": 16 * 32, "token": 16, "head": 4} | {far: (1 << 32) + 64 if far == "head" else 5 << 26}
+    generator = np.random.default_rng(6)
+    # Of two pages heads and tokens; the request is the second of two.
+    before = generator.integers(0, 256, (2, page, heads, vectors, 16), np.uint8)
+    after = before.copy()
+    after[0, 14], after[0, 15] = before[1, 1], before[1, 15]  # nodes 4 and 18 of a root in place 13
+    at = sum(
+        np.arange(count).reshape([-1 if i == axis else 1 for i in range(3)]) * (strides[name] * 16)
+        for axis, (name, count) in enumerate((("page", 2), ("token", page), ("head", heads)))
+    )
+    _, check = exact({"cache0": after})
+    row = (1 << 32) + 8
+    values: dict[str, Any] = {
+        "cache0": Buffer(before, output=True, scratch=True).spread(at, int(at.max()) + vectors * 16),
+        "path": Buffer(np.array([[0, -1, -1], [0, 4, 18]], np.int32)), "accepted": Buffer(np.array([0, 2], np.int32)),
+        "starts": Buffer(np.array([0, 13], np.int32)),
+        "block_table": Buffer(np.array([[1, 0], [0, 1]], np.int32)).spread([0, row * 4], row * 4 + 8),
+        **{f"{name}_stride": stride for name, stride in strides.items()},
+        "table_stride": row, "pages": 2, "page_size": page, "heads": heads, "vectors": vectors, "width": 3, "caches": 1,
+    }  # fmt: skip
+    return Case(name=f"{far}s far apart", launch=Launch(2), values=values, check=check, gate=0.0, fixed=FIXED)

@@ -81,11 +81,12 @@ def likely_nodes(
 
 
 def _case(
-    nodes: int, width: int, seed: int, wide: int, rule: str = "greedy", *, shared: bool = False, placed: bool = True
-) -> Case:
+    nodes: int, width: int, seed: int, wide: int, rule: str = "greedy", *, shared: bool = False, placed: bool = True,
+    times: int = 2,
+) -> Case:  # fmt: skip
     """Trees of every kind, whose tokens are of few values, so that many fit."""
     generator = np.random.default_rng(seed)
-    kinds = ("bushy",) if shared else KINDS * 2
+    kinds = ("bushy",) if shared else KINDS * times
     parents = np.stack([random_parents(nodes, generator, kind) for kind in kinds])
     parents[:, 0] = generator.choice([-1, 0, 5], len(kinds))  # the root's is not looked at
     batch = 5 if shared else len(kinds)
@@ -95,7 +96,8 @@ def _case(
     target[generator.random(tokens.shape) < 0.15] = -1
     if wide & 3 == 3 and rule == "greedy":
         tokens, target = (np.where(x < 0, x, x + (1 << 33)) for x in (tokens, target))
-    starts = generator.integers(0, 1 << 20, batch)
+        tokens[(tokens >= 0) & (generator.random(tokens.shape) < 0.1)] += 1 << 32  # which the lower word does not tell
+    starts = generator.integers(0, 1 << (40 if wide & 4 else 20), batch)
     of_all = np.resize(parents, (batch, nodes))
     values: dict[str, Any] = {
         "tokens": Buffer(ids(tokens, bool(wide & 1))), "target": Buffer(ids(target, bool(wide & 2))),
@@ -108,10 +110,15 @@ def _case(
         probs[generator.random(probs.shape) < 0.1] = np.float32(threshold)  # as much as is asked for
         probs[generator.random(probs.shape) < 0.05] = np.nan
         tokens[generator.random(tokens.shape) < 0.05] = vocab
+        if wide & 1:  # the lower word is a token
+            tokens[(tokens >= 0) & (generator.random(tokens.shape) < 0.05)] += 1 << 32
         values["tokens"] = Buffer(ids(tokens, bool(wide & 1)))
         entropy = None
         if rule == "typical":
             entropy = generator.uniform(0, 2, (batch, nodes)).astype(np.float32)
+            entropy[np.arange(batch) % 3 == 1] += 2  # of these requests tokens are likely that are not of others
+            entropy[np.arange(batch) % 5 == 2] = np.nan  # which leaves the threshold
+            entropy[generator.random(entropy.shape) < 0.05] = np.inf
             probs[np.abs(probs - alpha * np.exp(-entropy)[..., None]) < 1e-4] = 0
             values["entropy"] = Buffer(entropy)
         likely = likely_nodes(tokens, of_all, probs, threshold, alpha, entropy)
@@ -146,6 +153,7 @@ def cases(variant: Variant) -> Iterator[Case]:
     yield _case(40, 3, 3, 7)
     yield _case(64, 64, 4, 4, "thresholds")
     yield _case(33, 9, 5, 3, "typical")
+    yield _case(2, 2, 8, 3, "typical", times=12)  # the rule alone says which are taken
     yield _case(31, 5, 6, 0, "thresholds", shared=True)
     yield _far()
 
