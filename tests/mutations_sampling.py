@@ -81,7 +81,11 @@ _CLUSTER = (
 )  # fmt: skip
 
 MUTATIONS = catalogue(VARIANTS, {
-    "greedy-cluster": _VALUES + _CLUSTER,
+    "greedy-cluster": (
+        *_VALUES, *_CLUSTER,
+        ("values below the smallest normal number are zeros", "__float_as_uint(value + 0.f)",
+         "__float_as_uint(fabsf(value) < 1.17549435e-38f ? 0.f : value + 0.f)"),
+    ),
     "greedy-workspace": _VALUES + _WORKSPACE + (
         ("the end has as many values as if the row began with a vector",
          "tail = (vocab - head) % kWidth;", "tail = vocab % kWidth;"),

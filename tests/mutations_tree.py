@@ -86,6 +86,8 @@ _PATHS = (
      "  while (__any_sync(kFullWarp, above[0] >= 0 || above[1] >= 0)) {"),
 )  # fmt: skip
 
+_SCORE = "ranks[j] = score > bits_to_float(0xFF800000u) ? ranked(score, i) : 0ull;"
+
 _PLAN = (
     ("padding is one deep", "const int depth = __popcll(path) - 1;", "const int depth = max(__popcll(path) - 1, 0);"),
     ("padding has a position before the root", "start + max(depth, 0)", "start + depth"),
@@ -105,8 +107,14 @@ _PLAN = (
 
 MUTATIONS = catalogue(VARIANTS, {
     "topk": (_WAIT, *_SELECT, *_ROWS, *_PARTS),
-    "topk-fp16": (*_ROWS[4:7], *_PARTS[4:7], ("a value is cut", "Fp16::round(bits_to_float(bits))", "u16(bits >> 16)")),
-    "topk-fp32": (*_SELECT[5:7], *_ROWS[:2], *_ROWS[8:12]),
+    "topk-fp16": (*_ROWS[4:7], *_PARTS[4:7], ("a value is cut", "Fp16::round(bits_to_float(bits))", "u16(bits >> 16)"),
+                  ("values below the smallest normal number are zeros", "__float_as_uint(value + 0.f)",
+                   "__float_as_uint(fabsf(value) < 6.103515625e-5f ? 0.f : value + 0.f)")),
+    "topk-fp32": (
+        *_SELECT[5:7], *_ROWS[:2], *_ROWS[8:12],
+        ("values below the smallest normal number are zeros", "__float_as_uint(value + 0.f)",
+         "__float_as_uint(fabsf(value) < 1.17549435e-38f ? 0.f : value + 0.f)"),
+    ),
     "tree-pack": (
         _WAIT,
         ("masks of earlier requests are as long as wide", "sum += count * count;", "sum += count;"),
@@ -147,6 +155,14 @@ MUTATIONS = catalogue(VARIANTS, {
         _WAIT, _SELECT[0], *_SELECT[5:7], *_PLAN[:2],
         ("scores of nothing are taken", "ranks[j] = score > bits_to_float(0xFF800000u) ? ranked(score, i) : 0ull;",
          "ranks[j] = i < args.candidates_each ? ranked(score, i) : 0ull;"),
+        *((name, _SCORE, _SCORE.replace("ranked(score, i)", f"ranked({score}, i)")) for name, score in (
+            ("scores below the smallest normal number are zeros", "fabsf(score) < 1.17549435e-38f ? 0.f : score"),
+            ("scores end at 100", "fminf(score, 100.f)"),
+            ("an infinite score is the largest number", "fminf(score, 3.402823466e38f)"),
+            ("scores begin at -1000", "fmaxf(score, -1000.f)"),
+        )),
+        ("the least number is no score", _SCORE,
+         _SCORE.replace("score > bits_to_float(0xFF800000u)", "score > -3.402823466e38f")),
         ("a score that is no number is one", "ranks[j] = score > bits_to_float(0xFF800000u) ?",
          "ranks[j] = !(score <= bits_to_float(0xFF800000u)) ?"),
         ("nodes go by their scores", "node += chosen[i] < own;", "node += i < place;"),

@@ -128,12 +128,15 @@ def reference(logits: Floats) -> npt.NDArray[np.int64]:
     return np.asarray((numbers & (values == largest)).argmax(1), np.int64)
 
 
-def _row(kind: str, vocab: int, part: int, round: int, deep: int, generator: np.random.Generator) -> Floats:
+def _row(
+    kind: str, vocab: int, part: int, round: int, deep: int, least: float, generator: np.random.Generator
+) -> Floats:
     """Logits of one row.
 
     Args:
         part, round: values of a block, and of a vector of each of its threads.
         deep: values before those of the last vector that its threads load at once.
+        least: the smallest number.
     """
     row = generator.integers(-40, 41, vocab) / 4
     blocks = ("tie of blocks", "infinite", "neighbours", "neighbours below 0")
@@ -174,12 +177,15 @@ def _row(kind: str, vocab: int, part: int, round: int, deep: int, generator: np.
             row[max(vocab - 5, 0)] = 60
         case "negative":
             row = -np.abs(row) - 1e-3
-    return row
+        case "tiny" | "tiny below 0":  # neighbours below the smallest normal number
+            row = -np.abs(row) - 1
+            row[both] = np.array([1, 2] if kind == "tiny" else [-2, -1]) * least
+    return np.where(np.isnan(row) & (np.arange(vocab) % 3 == 1), -row, row)  # NaN of both signs
 
 
 _KINDS = (
     "tie", "tie of a thread", "tie of blocks", "zeros", "NaN", "infinite", "deep", "late", "nothing", "all NaN",
-    "first", "last", "negative", "neighbours", "neighbours below 0",
+    "first", "last", "negative", "neighbours", "neighbours below 0", "tiny", "tiny below 0",
 )  # fmt: skip
 
 
@@ -195,6 +201,10 @@ def _sides(logits: Floats, found: npt.NDArray[np.int64], width: int, part: int) 
         "largest in two parts": any(len(np.unique(one // part)) > 1 for one in at),
         "-0 before 0": bool((zero & np.signbit(values[rows, found])).any()),
         "infinite": bool((values[rows, found] == np.inf).any()),
+        "subnormal": bool((~zero & (np.abs(values[rows, found]) < float(ml_dtypes.finfo(logits.dtype).tiny))).any()),
+        "-NaN before the largest": any(
+            (np.isnan(row[:place]) & np.signbit(row[:place])).any() for row, place in zip(values, found, strict=True)
+        ),
         "NaN before the largest": any(np.isnan(row[:place]).any() for row, place in zip(values, found, strict=True)),
         "row of -inf behind NaN": bool((values[rows, found] == -np.inf).any()),
         "row without a number": bool(np.isnan(values).all(1).any()),
@@ -215,7 +225,8 @@ def _case(
     logits = np.full((rows, vocab + padding), np.inf)
     for row, kind in zip(logits, kinds, strict=True):
         round = width * knobs.block
-        row[:vocab] = _row(kind, vocab, part, round, (knobs.vectors - 1) * round, generator)
+        least = float(ml_dtypes.finfo(dtype).smallest_subnormal)
+        row[:vocab] = _row(kind, vocab, part, round, (knobs.vectors - 1) * round, least, generator)
     stored = logits.astype(dtype)
     tokens = reference(stored[:, :vocab])
     values: dict[str, Any] = {

@@ -125,6 +125,7 @@ def reference(x: Array, k: int) -> npt.NDArray[np.int64]:
 
 _KINDS = (
     "few values", "flat", "ascending", "descending", "crowd", "late crowd", "NaN", "mostly NaN", "masked", "zeros",
+    "tiny",
 )  # fmt: skip
 
 
@@ -155,7 +156,11 @@ def _row(kind: str, vocab: int, knobs: SelectKnobs, generator: np.random.Generat
             row[-1] = np.inf
         case "zeros":
             row = np.where(generator.random(vocab) < 0.5, -0.0, 0.0)
-    return row
+        case "tiny":  # below the smallest normal number, of both signs
+            row = generator.integers(-60, 3, vocab) * np.float64(
+                ml_dtypes.finfo(_STORED[knobs.dtype]).smallest_subnormal
+            )
+    return np.where(np.isnan(row) & (at % 3 == 1), -row, row)  # NaN of both signs
 
 
 def _one_too_many(knobs: SelectKnobs, vocab: int, kind: str) -> Array:
@@ -187,10 +192,12 @@ def _sides(x: Array, found: Array) -> dict[str, bool]:
     return {
         "equals within the k": bool((values[:, 1:] == values[:, :-1]).any()) or found.shape[1] == 1,
         "equals at the end of the k": bool(beyond.any()),
+        "subnormal": bool(((values != 0) & (np.abs(values) < float(ml_dtypes.finfo(x.dtype).tiny))).any()),
         "both zeros": bool(any(len(np.unique(np.signbit(row[row == 0]))) > 1 for row in values)) or found.shape[1] == 1,
         "infinite": bool((values == np.inf).any()),
         "minus infinite": bool((values == -np.inf).any()),
-        "NaN": bool(np.isnan(values).any()),
+        "NaN": bool((np.isnan(values) & ~np.signbit(values)).any()),
+        "-NaN": bool((np.isnan(values) & np.signbit(values)).any()),
         "last of a row": bool((found == x.shape[1] - 1).any()),
     }
 

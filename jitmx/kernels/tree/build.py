@@ -75,9 +75,17 @@ def beams(batch: int, width: int, depth: int, generator: np.random.Generator) ->
     return scores, parents
 
 
+_LEAST, _MOST = 2.0**-149, float(np.finfo(np.float32).max)
+# A better score and a worse one. Both zeros are one, of which the first candidates are taken.
+_CLOSE = (
+    (np.inf, _MOST), (200, 150), (2 * _LEAST, _LEAST), (_LEAST, 0), (0, -_LEAST), (-2000, -3000), (-1, -_MOST),
+    (-_MOST, -np.inf), (0, -0.0),
+)  # fmt: skip
+
+
 def _case(
     batch: int, width: int, depth: int, nodes: int, levels: int, wide: int, seed: int, *, spoiled: bool = False,
-    placed: bool = True, flat: int = 0, edges: bool = False, led: int = 0,
+    placed: bool = True, flat: int = 0, edges: bool = False, led: int = 0, close: bool = False,
 ) -> Case:  # fmt: skip
     """Candidates of a draft.
 
@@ -85,9 +93,11 @@ def _case(
         spoiled: some have no score, and some one above that of their parent, or a parent behind them.
         flat: candidates of the root alone, whose scores are the same but for those of one thread in four.
         led: of these the best by far, fewer than there are nodes.
+        close: of these each request has two scores, which differ where a comparison may not: the last have the better.
         edges: of these the best are the first and the last that all threads take at once, and some between.
     """
     generator = np.random.default_rng(seed)
+    batch = len(_CLOSE) if close else batch
     scores, parents = beams(batch, width, depth, generator)
     if flat:
         scores = np.full((batch, flat), -2, np.float32)
@@ -99,6 +109,10 @@ def _case(
         best = np.unique([*first, *(first + 255), *(first + generator.integers(1, 255, len(first)))])
         scores[:] = -2
         scores[:, best] = generator.permutation(len(best)) / len(best)
+    if close:
+        for row, (more, less) in zip(scores, _CLOSE, strict=True):
+            row[:] = less
+            row[generator.choice(np.arange(flat // 2, flat), nodes // 2, replace=False)] = more
     if spoiled:
         nothing = np.where(np.arange(scores.shape[1]) % 2 == 0, -np.inf, np.nan)
         scores[0] = np.where(np.arange(scores.shape[1]) < 3, scores[0], nothing)  # fewer than there are nodes
@@ -145,6 +159,7 @@ def cases(variant: Variant) -> Iterator[Case]:
     yield _case(1, 1, 1, 40, 2, 2, 5, flat=4096)
     yield _case(1, 1, 1, 49, 2, 2, 6, flat=4096, edges=True)
     yield _case(1, 1, 1, 40, 2, 2, 7, flat=4096, led=20)
+    yield _case(1, 1, 1, 20, 2, 2, 8, flat=64, close=True)
     yield _far()
 
 

@@ -159,10 +159,11 @@ def _apart(far: str) -> Case:
     before = generator.integers(0, 256, (2, page, heads, vectors, 16), np.uint8)
     after = before.copy()
     after[0, 14], after[0, 15] = before[1, 1], before[1, 15]  # nodes 4 and 18 of a root in place 13
+    places = np.indices((2, page, heads))
     at = sum(
-        np.arange(count).reshape([-1 if i == axis else 1 for i in range(3)]) * (strides[name] * 16)
-        for axis, (name, count) in enumerate((("page", 2), ("token", page), ("head", heads)))
+        (count * strides[name] for name, count in zip(("page", "token", "head"), places, strict=True)), places[0] * 0
     )
+    at *= 16
     _, check = exact({"cache0": after})
     row = (1 << 32) + 8
     values: dict[str, Any] = {
