@@ -140,6 +140,8 @@ _WGMMA = (
 )  # fmt: skip
 
 _WINDOW = (
+    ("a request's pages begin at 32 bits", "args.block_table + tile.request.index * args.table_stride, tile.end, lane}",
+     "args.block_table + int(tile.request.index * args.table_stride), tile.end, lane}"),
     ("a key that has left the window is seen", "columns_below<8 * Eights>(after - window, t);",
      "columns_below<8 * Eights>(after - window - 1, t);"),
     ("the oldest key of the window is hidden", "columns_below<8 * Eights>(after - window, t);",
@@ -280,6 +282,10 @@ _MMA = (
 )  # fmt: skip
 
 _TOKENS = (
+    ("a window of all tokens ends beyond 2^31", "seen &= after > lowest - args.window + 1;",
+     "seen &= after + args.window > lowest + 1;"),
+    ("a request's pages begin at 32 bits", "pages_(args.block_table + request * args.table_stride)",
+     "pages_(args.block_table + int(request * args.table_stride))"),
     ("a warp sees the tiles that its last token but one does", "tile.position(warp * kOwn + kOwn - 1);",
      "tile.position(warp * kOwn + kOwn - 9);"),
     ("a warp's tiles are masked as its second token is", "lowest = tile.position(warp * kOwn),",
@@ -310,6 +316,8 @@ _E4M3 = (
 )  # fmt: skip
 
 _APPEND = (
+    ("a request's pages begin at 32 bits", "request * args.table_stride + at / kPage",
+     "int(request * args.table_stride) + at / kPage"),
     ("there are eight requests at most", "end = args.requests;", "end = min(args.requests, 8);"),
     ("keys start at 32 bits", "token * args.k_stride", "u32(token * args.k_stride)"),
     ("values are as far apart as keys", "token * args.v_stride", "token * args.k_stride"),
@@ -364,6 +372,8 @@ _APPEND = (
 )  # fmt: skip
 
 _APPEND_E4M3 = (
+    ("a NaN is kept as the largest number", "to_e4m3x2(scale(v.x[4 * i]), scale(v.x[4 * i + 1]))",
+     "to_e4m3x2(fmaxf(fminf(scale(v.x[4 * i]), 448.f), -448.f), fmaxf(fminf(scale(v.x[4 * i + 1]), 448.f), -448.f))"),
     ("E4M3 begins at -240", "to_e4m3x2(scale(v.x[4 * i]), scale(v.x[4 * i + 1]))",
      "to_e4m3x2(fmaxf(scale(v.x[4 * i]), -240.f), scale(v.x[4 * i + 1]))"),
     ("each head has a scale, whatever their stride", "args.v_scale + head * args.scale_stride", "args.v_scale + head"),

@@ -14,6 +14,7 @@ from jitmx.kernels.attention.problem import AttentionProblem, with_defaults
 from jitmx.kernels.attention.reference import Array
 from jitmx.registry.case import Buffer, Case, deviation, judged, relative_l2
 from jitmx.registry.launch import Launch
+from jitmx.registry.spec import MAX_SIZE
 
 AGAIN = 1000  # added to a seed, for the same launch on other inputs
 GATE = {"same": 4e-3, "e4m3": 6e-3}
@@ -147,13 +148,16 @@ def decode_cases(knobs: Any, launch: Callable[[AttentionProblem, int], Launch], 
             knobs, Asked("low logits", sunk, 1, window=window, soft_cap=1e3, sinks=(-np.inf,), sunk=True), 9, on(7)
         )
         late = ((2 * step, new), (2 * step - 1, new))  # of a step of every ring, and another
-        still = Asked("rows that rise beside others", late, 1, window=1 << 16, soft_cap=1e4, large=16.0, still=True)
+        still = Asked("rows that rise beside others", late, 1, window=MAX_SIZE, soft_cap=1e4, large=16.0, still=True)
         yield case(knobs, still, 13, on(7))
-    far = ((knobs.page_size + 1 + (FAR_TOKENS if knobs.windowed else 0), 1), (3, 1))
+    far = ((3, 1), (knobs.page_size + 1 + (FAR_TOKENS if knobs.windowed else 0), 1))
     yield case(
         knobs, Asked("pages far apart, slots are given", far, 2, 9, explicit=True, far=True, large=0.1), 5, on(7)
     )
-    yield case(knobs, Asked("pages far apart", far[:1], window=9, far=True, large=0.1), 6, on(7))
+    yield case(knobs, Asked("pages far apart", far, 1, window=9, far=True, large=0.1), 6, on(7))
+    # Of the last request values are in no sum but that of their own token.
+    lost = Asked("no numbers", ((step + 2, min(new, 2)), (step + 2, 1), (step + 5, 1)), 1, window=MAX_SIZE, lost=True)
+    yield case(knobs, lost, 15, on(7))
     if knobs.reduction == "global":
         # The last blocks of a request have larger logits than those that are merged before.
         rising = Asked("many blocks a request", ((12 * share - 7, 1),), 1, 12 * share, soft_cap=30.0, rising=True)
@@ -177,6 +181,8 @@ def append_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> It
     many = tuple((i % 3 * 7, int(i % 5 == 0) + int(i == 69)) for i in range(75))  # of which most have nothing new
     yield append_case(knobs, Asked("many requests", many, 1), 6, launch)
     yield append_case(knobs, Asked("pages far apart", ((0, 2), (page + 1, 1)), 2, far=True), 3, launch)
+    lost = Asked("no numbers", ((3, 1), (page, 3)), 2, lost=True)
+    yield append_case(knobs, lost, 7, launch)
     given = Asked("pages far apart, slots and positions are given", ((0, 2), (page + 1, 1)), 2, explicit=True, far=True)
     yield append_case(knobs, given, 5, launch)
 
@@ -216,7 +222,7 @@ def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> I
         # Rings go round thrice, and the last request fills the last page that the table has.
         full = -(-(keys * (3 * knobs.stages + 1) + 6) // knobs.page_size) * knobs.page_size - 1
         rising = ((2 * keys, tokens), (3 * keys, 2), (full, 1))
-        still = Asked("rows that rise beside others", rising, 1, window=1 << 16, soft_cap=1e4, large=16.0, still=True)
+        still = Asked("rows that rise beside others", rising, 1, window=MAX_SIZE, soft_cap=1e4, large=16.0, still=True)
         yield case(knobs, still, 7, launch)
     page = knobs.page_size
     chunk = ((page * 2 + keys + 1, tokens), (window, 3), (5, 2), (-1, 3), (keys - 3, 3), (page, 4))
@@ -233,7 +239,9 @@ def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> I
     yield case(knobs, capped, 2, launch)
     if knobs.cache == "e4m3" and knobs.dtype == "bf16":
         yield case(knobs, Asked("q beyond fp16", ((5, 2),), 1, window=window, beyond=True), 4, launch)
-    far = keys + 15 + (FAR_TOKENS if knobs.windowed else 0)
-    yield case(knobs, Asked("pages far apart", ((far, 2),), 2, window=keys, far=True), 3, launch)
-    given = Asked("pages far apart, positions are given", ((far, 2),), 2, window=keys, explicit=True, far=True)
+    far = ((3, 1), (keys + 15 + (FAR_TOKENS if knobs.windowed else 0), 2))
+    yield case(knobs, Asked("pages far apart", far, 2, window=keys, far=True), 3, launch)
+    given = Asked("pages far apart, positions are given", far, 2, window=keys, explicit=True, far=True)
     yield case(knobs, given, 9, launch)
+    lost = Asked("no numbers", ((2 * keys + 3, 2), (keys + 3, tokens + 1)), 1, window=MAX_SIZE, lost=True)
+    yield case(knobs, lost, 10, launch)

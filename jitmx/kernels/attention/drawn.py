@@ -15,9 +15,9 @@ LEFT = 3.0  # what lies in rows of the output that a launch leaves to another
 NOWHERE = 1 << 30  # a page that is read only by mistake
 # Of far buffers: elements from a page to the next, and the first page, beyond 2^32 bytes whatever a value's size;
 # from a head to the next, where these do not lie within a token; elements from a row of q, k, v or out to the next;
-# where positions that are given begin; old tokens before a window.
+# where positions that are given begin; old tokens before a window; pages from a row of the table to the next.
 FAR, FAR_PAGE, FAR_HEAD = (1 << 16) + (1 << 6), 70001, (1 << 32) + (1 << 6)
-FAR_ROW, FAR_POSITION, FAR_TOKENS = (1 << 32) + (1 << 6), (1 << 25) + 1, 70000
+FAR_ROW, FAR_POSITION, FAR_TOKENS, FAR_TABLE = (1 << 32) + (1 << 6), (1 << 25) + 1, 70000, (1 << 31) + 8
 PADS = {"q": 8, "k": 16, "v": 24}  # elements between rows, which are NaN: rows lie in larger ones, of others
 FP16_MAX = 65504.0
 SHIFT = 3  # of positions that are given: they need not count from a request's first token
@@ -44,8 +44,9 @@ class Asked:
         first: whether the first page is that of a request without old tokens, if there is one, instead of nobody's.
         large: factor of q: logits far apart.
         least_queries: new tokens of a request that is not left to another launch; most_queries: at most.
-        far: whether pages of the cache, its heads where a head's tokens lie side by side, rows, and positions that are
-            given lie so far apart that offsets pass 2^32 bytes; all heads have one scale then.
+        far: whether pages of the cache, its heads where a head's tokens lie side by side, rows, those of the table, and
+            positions that are given lie so far apart that offsets pass 2^32 bytes; all heads have one scale then.
+        lost: whether a value of q of the first request is NaN, and a new value of each head of the last one.
         beyond: whether a value of the first token's q is beyond the range of fp16.
         bright: whether the first key in a token's window has a large weight, and would have it in the next one's.
         still: of each 16 rows, tokens x group, of a request in turn the first eight or the others have no preference
@@ -70,6 +71,7 @@ class Asked:
     least_queries: int = 1
     most_queries: int = 1 << 30
     far: bool = False
+    lost: bool = False
     beyond: bool = False
     bright: bool = False
     still: bool = False
@@ -144,6 +146,8 @@ def drawn(knobs: Any, asked: Asked, seed: int) -> Drawn:
     q = (q.astype(np.float32) * asked.large).astype(dtype)
     if asked.beyond:
         q[0], q[0, :, 0] = 0.0, 1e5
+    if asked.lost:
+        q[: news[0], 0, -1], v[-news[-1] :, :, 1] = np.nan, np.nan
     if asked.bright:
         q[..., -_BRIGHT:] = 2
     if asked.sunk:
@@ -290,11 +294,12 @@ def drawn(knobs: Any, asked: Asked, seed: int) -> Drawn:
         named |= {"k_scale": Buffer(scales[0], constant=True), "v_scale": Buffer(scales[1], constant=True)}
     results = Buffer(left, output=True, scratch=bool(left.any()))
     named |= {
-        "block_table": Buffer(np.ascontiguousarray(table), constant=True),
+        "block_table": _far_table(table) if asked.far else Buffer(np.ascontiguousarray(table), constant=True),
         "seq_lens": Buffer(lengths, constant=True),
         "query_start": Buffer(starts, constant=True),
         "out": _far_rows(results) if asked.far else results,
-        "block_stride": FAR if asked.far else page * kv_heads * head_dim, "table_stride": table.shape[1],
+        "block_stride": FAR if asked.far else page * kv_heads * head_dim,
+        "table_stride": FAR_TABLE if asked.far else table.shape[1],
         "out_stride": FAR_ROW if asked.far else heads * head_dim,
         "scale": SCALE, "soft_cap": asked.soft_cap, "window": window, "requests": requests, "kv_heads": kv_heads,
         "scale_stride": int(not asked.far), "least_queries": asked.least_queries, **strides,
@@ -323,7 +328,7 @@ def _seen(
                     own[i] |= own[parent]
                     depth[i] = depth[parent] + 1
             if new > 2:
-                own[1] = False  # a row that may be left with nothing
+                own[1 - r % 2] = False  # a row that may be left with nothing
             if asked.explicit:
                 at = old + depth
             bits = (own[:, :, None].astype(np.uint64) << (np.arange(new) % 32).astype(np.uint64)[None, :, None])[..., 0]
@@ -355,6 +360,11 @@ def _apart(arrays: dict[str, Array], far: bool) -> dict[str, Any]:
 def _far_rows(buffer: Buffer) -> Buffer:
     at = np.arange(len(buffer.data)) * (FAR_ROW * buffer.data.itemsize)
     return buffer.spread(at, int(at[-1]) + buffer.data[0].nbytes)
+
+
+def _far_table(table: Array) -> Buffer:
+    at = np.arange(len(table)) * (FAR_TABLE * table.itemsize)
+    return Buffer(np.ascontiguousarray(table), constant=True).spread(at, int(at[-1]) + table[0].nbytes)
 
 
 def _stand(
