@@ -75,6 +75,8 @@ def _cases(variant: Variant) -> Iterator[Case]:
     yield _case(knobs, [4, 0, 4, -1, 5, 1 << 31], 5, full, generator, wide=True, normed=True, epsilon=0.25)
     yield _case(knobs, [2, -(1 << 31), 6, 0], 7, ragged, generator, normed=True, pad=16)
     yield _case(knobs, [1 << 32, 1], 2, 40, generator, wide=True, epsilon=0.0)
+    for epsilon in (EPSILON, 0.0):
+        yield _case(knobs, [*range(7), 7], 7, ragged, generator, normed=True, epsilon=epsilon, every=True)
     yield from _far(knobs, generator)
 
 
@@ -112,14 +114,26 @@ def _far(knobs: RmsKnobs, generator: np.random.Generator) -> Iterator[Case]:
 
 def _case(
     knobs: RmsKnobs, ids: Sequence[int], rows_of_table: int, hidden: int, generator: np.random.Generator, *,
-    wide: bool = False, normed: bool = False, epsilon: float = EPSILON, pad: int = 0,
+    wide: bool = False, normed: bool = False, epsilon: float = EPSILON, pad: int = 0, every: bool = False,
 ) -> Case:  # fmt: skip
-    """Rows of the table with these ids beside as many of x, `pad` values apart, which are NaN."""
+    """Rows of the table with these ids beside as many of x, `pad` values apart, which are NaN.
+
+    Args:
+        every: whether both have rows of zeros, of tiny and of huge values, and such with what is no number or infinite.
+    """
     stored, rows = STORED[knobs.dtype], len(ids)
     table, x = (
         (generator.standard_normal((count, hidden)) * np.exp2(generator.integers(-6, 6, (count, 1)))).astype(stored)
         for count in (rows_of_table, rows)
     )
+    if every:
+        # Beside an epsilon of 0 squares must not vanish.
+        small, large = (2.0 ** (-100 if epsilon else -40), 2.0**100) if knobs.dtype == "bf16" else (2.0**-20, 2.0**12)
+        for odd, part in enumerate((table, x)):
+            part[1] = np.where(generator.random(hidden) < 0.5, 0.0, -0.0)
+            part[2], part[3] = generator.standard_normal((2, hidden)) * np.array([[small], [large]])
+            part[4, 6 + odd], part[5, hidden // 2 - odd] = np.nan, -np.inf
+            part[6] = generator.standard_normal(hidden) * 2.0**-10  # whose mean square is about epsilon
     weights = [generator.uniform(-1.5, 1.5, hidden).astype(stored) for _ in range(2)]
     there = np.array([0 <= one < rows_of_table for one in ids])
     looked_up = table[np.where(there, ids, 0)]
@@ -147,7 +161,16 @@ def _case(
         values=values,
         check=partial(_error, wanted=wanted, normed=normed),
         gate=0.004,
-        sides={"no such row": not there.all(), "the last row": rows_of_table - 1 in ids, "ids over 32 bits": wide},
+        sides={
+            "row of zeros": bool((wanted[:, 1] == 0).all(-1).any()),
+            "row of zeros, epsilon 0": epsilon == 0 and bool((x == 0).all(-1).any()),
+            "tiny": bool((np.abs(x.astype(np.float64)).max(-1) < 1e-4).any()),
+            "NaN": bool(np.isnan(x).any()),
+            "infinity": bool(np.isinf(x).any()),
+            "no such row": not there.all(),
+            "the last row": rows_of_table - 1 in ids,
+            "ids over 32 bits": wide,
+        },
     )
 
 
