@@ -35,6 +35,13 @@ VARIANTS = {
     "values-grouped-relu2": variant("moe", "grouped", "sm_121a", activation="relu2", weight_on="input", **_TILE),
     "values-grouped-down": variant("moe", "grouped", "sm_121a", product="down", **_TILE),
     "values-moe-scaled": variant("moe", "scaled", "sm_80", encoding="rotated", tile_m=8, pdl=False),
+    "values-moe-native": variant(
+        "moe", "scaled", "sm_121a", encoding="nibble", atom="mxf8f6f4", tile_n=64, tile_m=16, warps_n=4
+    ),
+    "values-moe-native-down": variant(
+        "moe", "scaled", "sm_121a", product="down", encoding="nibble", x_format="mxfp4", atom="mxf4",
+        reduction="atomic", tile_n=64, tile_m=16, warps_n=4, stages=3,
+    ),
     "values-token": variant("moe", "token", "sm_90a", hidden_blocks=5, inner_blocks=3, warps=4, chunk=3),
     "values-moe-stream": variant("moe", "stream", "sm_90a", columns=2, warps=4, chunk=3),
     "values-moe-wgmma": variant("moe", "wgmma", "sm_90a", tile_m=128, grain=16, tile_n=128, stages=2, depth=2),
@@ -84,6 +91,25 @@ _SWIGLU = (
 _SCALE = "bits == 0u ? 0x00400000u : bits == 0x7F800000u ? 0x7FFFFFFFu : bits"
 
 MUTATIONS = catalogue(VARIANTS, {
+    "values-moe-native": (
+        ("an infinity is the largest number", "bits >= 0x7F800000u ? 255u", "bits > 0x7F800000u ? 255u"),
+        ("scales of h are found in 32 bits", "(u64(row) * chunks_ + chunk) * kBlocks;",
+         "u32((row * chunks_ + chunk) * kBlocks);"),
+        ("the last lanes take the scale of half a block",
+         "largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, 2));",
+         "largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, threadIdx.x % 32 < 28 ? 2 : 1));"),
+        ("a row behind the tile is written", "if (row < tile.count && feature", "if (row <= tile.count && feature"),
+    ),
+    "values-moe-native-down": (
+        ("rows of sums are found in 32 bits", "(out_.y) + place * features() + n;",
+         "(out_.y) + u32(place * features() + n);"),
+        ("scales of h are found in 32 bits", "(u64(row) * chunks_ + chunk) * kBlocks;",
+         "u32((row * chunks_ + chunk) * kBlocks);"),
+        ("the scale of a row behind the tile is read", "threadIdx.x < count_ ? min(max(left, 0), kBlocks) : 0",
+         "threadIdx.x <= count_ ? min(max(left, 0), kBlocks) : 0"),
+        ("a block behind the last is read", "const int left = blocks_ - chunk * kBlocks;",
+         "const int left = (blocks_ + 1) / 2 * 2 - chunk * kBlocks;"),
+    ),
     "values-gemv": (
         ("x past its k is its first", "filled + from + v : 0), inside);", "filled + from + v : 0), true);"),
         ("x past its k is the next row's",

@@ -79,11 +79,12 @@ def far_products(variant: Variant, launch: Any) -> Iterator[Case]:
         launch: geometry of a launch by knobs, problem and multiprocessors.
     """
     up, gated = variant.knobs.product == "up", variant.knobs.activation not in UNGATED
-    # Scales of h in codes pass 2^31 bytes where a row has two chunks.
+    # Scales of h in codes pass 2^32 bytes where a row has three chunks, and sums of 2^26 rows 2^32 values.
     coded = getattr(variant.knobs, "x_format", "bf16") != "bf16"
-    rows = Before(rows=ROWS - 2, features=2 * CHUNK * (coded and up))
+    added = not up and variant.knobs.reduction == "atomic"
+    rows = Before(rows=ROWS - 2, features=2 * CHUNK * (1 + gated) * (coded and up) + 2 * CHUNK * added)
     for before, ids, k in (
-        (rows, _LISTED, 32 + CHUNK * (coded and not up)),
+        (rows, _LISTED, 32 + 2 * CHUNK * (coded and not up)),
         (Before(0, EXPERTS - 2, FEATURES), _FEW, 32),
     ):
         small = (k, 32) if up else (32, k)

@@ -76,13 +76,15 @@ def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
         x = edges.loud(x, seed)
     if rows > 3:
         x[2, k // 2] = np.nan
+    x_format, rule = getattr(knobs, "x_format", "bf16"), getattr(knobs, "scale_rule", "floor")
+    if rows > 4 and x_format != "bf16":
+        x[4, k // 2 + 5] = -np.inf  # which makes a NaN of its block's scale
     weights = edges.router_weights(rows, top, seed, generator)
     nan = knobs.scale_range == "full" and not up
     values, packed = random_weight(knobs, problem.experts, n, k, generator, nan=nan, hot=up, ends=not up)
     bias = generator.standard_normal((problem.experts, n)).astype(ml_dtypes.bfloat16)
     if not up:
         bias[:, edges.end_rows(n, knobs)] = 0
-    x_format, rule = getattr(knobs, "x_format", "bf16"), getattr(knobs, "scale_rule", "floor")
     seen = rounded(x.astype(np.float64), x_format, rule)
 
     parts = np.zeros((int((pairs >= 0).sum()), n))  # in the order of pairs
@@ -103,6 +105,7 @@ def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
     local = (routing.local >= 0) & (routing.local < problem.experts)
     sides = {
         "row with a NaN": bool(np.isnan(parts).all(axis=1).any()),
+        **({"row with an infinity": bool(np.isinf(x).any())} if x_format != "bf16" else {}),
         "expert of no row": bool(np.setdiff1d(np.arange(problem.experts), routing.local).size),
         "row of no expert": bool((~local.any(axis=1)).any()),
     }
