@@ -259,6 +259,8 @@ _TILES = (
     ("new tokens forget old ones", "stream.steps() == 1, true,", "true, true,"),
 )  # fmt: skip
 _SPLIT = (
+    ("rows of cosines are found in 32 bits", "u64(position) * Rotary + u32(d < kHalf",
+     "u32(position) * Rotary + u32(d < kHalf"),
     ("rows 8 to 15 are left out whatever there is", "kGroup <= 8 && rows <= 8)", "kGroup <= 8 && rows <= 16)"),
     ("a part of the query heads has a KV head of its own", "(args.k_cache) + work.head / kSplit * args.head_stride",
      "(args.k_cache) + work.head * args.head_stride"),

@@ -372,6 +372,8 @@ _APPEND = (
 )  # fmt: skip
 
 _APPEND_E4M3 = (
+    ("rows of cosines are found in 32 bits", "u64(position) * Rotary + u32(d) / 2u;",
+     "u32(position) * Rotary + u32(d) / 2u;"),
     ("a NaN is kept as the largest number", "to_e4m3x2(scale(v.x[4 * i]), scale(v.x[4 * i + 1]))",
      "to_e4m3x2(fmaxf(fminf(scale(v.x[4 * i]), 448.f), -448.f), fmaxf(fminf(scale(v.x[4 * i + 1]), 448.f), -448.f))"),
     ("E4M3 begins at -240", "to_e4m3x2(scale(v.x[4 * i]), scale(v.x[4 * i + 1]))",

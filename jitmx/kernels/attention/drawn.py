@@ -17,7 +17,7 @@ NOWHERE = 1 << 30  # a page that is read only by mistake
 # from a head to the next, where these do not lie within a token; elements from a row of q, k, v or out to the next;
 # where positions that are given begin; old tokens before a window; pages from a row of the table to the next.
 FAR, FAR_PAGE, FAR_HEAD = (1 << 16) + (1 << 6), 70001, (1 << 32) + (1 << 6)
-FAR_ROW, FAR_POSITION, FAR_TOKENS, FAR_TABLE = (1 << 32) + (1 << 6), (1 << 25) + 1, 70000, (1 << 31) + 8
+FAR_ROW, FAR_POSITION, FAR_TOKENS, FAR_TABLE = (1 << 32) + (1 << 6), (1 << 26) + 1, 70000, (1 << 31) + 8
 PADS = {"q": 8, "k": 16, "v": 24}  # elements between rows, which are NaN: rows lie in larger ones, of others
 FP16_MAX = 65504.0
 SHIFT = 3  # of positions that are given: they need not count from a request's first token
