@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutation import catalogue, variant
 
 _TILE = {"tile_n": 32, "tile_m": 16, "warps_n": 1, "warps_m": 1, "stages": 3}
+_NATIVE = {"reduction": "atomic", "tile_n": 64, "tile_m": 16, "warps_n": 4, "stages": 3}
 
 VARIANTS = {
     "values-gemv": variant("linear", "gemv", "sm_121a", m=4, bias=True, encoding="nibble", warps=4, split_k=2),
@@ -39,8 +40,7 @@ VARIANTS = {
         "moe", "scaled", "sm_121a", encoding="nibble", atom="mxf8f6f4", tile_n=64, tile_m=16, warps_n=4
     ),
     "values-moe-native-down": variant(
-        "moe", "scaled", "sm_121a", product="down", encoding="nibble", x_format="mxfp4", atom="mxf4",
-        reduction="atomic", tile_n=64, tile_m=16, warps_n=4, stages=3,
+        "moe", "scaled", "sm_121a", product="down", encoding="nibble", x_format="mxfp4", atom="mxf4", **_NATIVE
     ),
     "values-token": variant("moe", "token", "sm_90a", hidden_blocks=5, inner_blocks=3, warps=4, chunk=3),
     "values-moe-stream": variant("moe", "stream", "sm_90a", columns=2, warps=4, chunk=3),
