@@ -1,7 +1,8 @@
 """Atomic operations and reductions on memory.
 
 Lanes of one instruction act in the order of their numbers, or the other way round, by turns: a card promises neither,
-and who is first at one word need not be first at the next. What they tell whom is for jitmx.sim.releases.
+and who is first at one word need not be first at the next, nor at the same one in the next launch. What they tell whom
+is for jitmx.sim.releases.
 """
 
 from __future__ import annotations

@@ -83,7 +83,8 @@ class Machine:
         self.lanes = len(blocks) * self.width
         self.lane_ids = np.arange(self.lanes)
         self.alive = self.lane_ids % self.width < self.threads
-        self.steps, self.events, self.atomics = 0, 0, 0
+        self.steps, self.events = 0, 0
+        self.atomics = memory.sequence.count - 1  # whose lanes act by turns: not as in the launch before
         self.runs = [0] * len(program.blocks)
         self.lane_runs = [0] * len(program.blocks)
         self.polling = Polling(self.lanes)
