@@ -284,7 +284,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
             card = -(-4 * parts // max(_RESIDENT // knobs.block, 1))
             yield _case(
                 variant, ("behind", "tie of blocks", "infinite", "NaN"), parts * whole + 2 * width + 1, width - 1,
-                counted=bool(seed % 2), multiprocessors=card, seed=seed, then=("late", "negative", "nothing", "behind"),
+                counted=bool(seed % 2), multiprocessors=card, seed=seed, then=("negative", "late", "nothing", "behind"),
             )  # fmt: skip
     yield _far(variant)
 
