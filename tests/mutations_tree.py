@@ -72,6 +72,8 @@ _PARTS = (
      "      if (thread == 0 && k < each) found[k] = 0;\n"),
     ("parts are as long as each other", "end = u32(u64(all) * (part + 1) >> shift)",
      "end = u32((u64(all) >> shift) * (part + 1))"),
+    ("the last block's last vector is left out of an odd count", "end = each / 2u << shift;",
+     "end = (each << shift) / 2u - (part < 1u && k % 2u);"),
 )  # fmt: skip
 
 _PATHS = (

@@ -270,10 +270,10 @@ def _cases(variant: Variant) -> Iterator[Case]:
     yield _case(variant, full, whole + min(whole, 1024), MAX_K, 0, multiprocessors=1, seed=7)
     if knobs.parts > 1:
         for seed, parts, k, kind in ((5, min(knobs.parts, 4), MAX_K, "ascending"), (6, 2, 5, "few values")):
-            card = -(-2 * parts // max(_RESIDENT // knobs.block, 1))
+            card = -(-3 * parts // max(_RESIDENT // knobs.block, 1))
             yield _case(
-                variant, (kind, "crowd"), parts * knobs.block * width + 2 * width + 1, k, width - 1,
-                multiprocessors=card, seed=seed, then=("flat", "mostly NaN"),
+                variant, ("late crowd", kind, "crowd"), parts * knobs.block * width + 2 * width + 1, k, width - 1,
+                multiprocessors=card, seed=seed, then=("flat", "mostly NaN", "few values"),
             )  # fmt: skip
     yield _far(variant)
 
