@@ -37,7 +37,7 @@ from jitmx.kernels.moe.arguments import ARGUMENTS, Routing, make_case
 from jitmx.kernels.moe.knobs import ACTIVATION, BIASES, RESIDUAL
 from jitmx.kernels.moe.layer import COUNTER_BYTES, ENTRIES, MAPPED, RESIDENT_THREADS, many_rows, require_room
 from jitmx.kernels.moe.problem import MAX_ROWS, MoeProblem
-from jitmx.registry.case import Case
+from jitmx.registry.case import Buffer, Case
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
@@ -204,7 +204,8 @@ def _cases(variant: Variant) -> Iterator[Case]:
     Rows of tiles are shared by two blocks, by many warps or by none; chunks end within rows and rows within chunks;
     some warps have nothing to do. Rings go round in both products, and runs are as long as what is taken at once;
     threads bring several vectors; experts come in every slot, or none; pairs are as many as a warp's lanes, or more;
-    counts are below zero and above the rows. Of eight columns, items have four rows where blocks have no room for more:
+    counts are below zero and above the rows, or zero between launches that have items; so many launches were before
+    that their count goes round. Of eight columns, items have four rows where blocks have no room for more:
     a row more than there is room for, of the second product alone, of the last block alone. One row has more vectors
     than a block has threads.
     """
@@ -243,6 +244,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
         *([(1, 32, 32, Routing(crowded), 3)] if knobs.columns == 8 else []),
         *(_CROWDED if knobs.columns == 8 else ()),
         (1, 8 * SPEC.threads(knobs) + 32, 32, Routing(np.zeros((1, 1), np.int32)), 2),
+        (3, 96, 96, Routing(often, count=0), 4),  # between launches that have items, on their workspace
     )
     resident = max(RESIDENT_THREADS // SPEC.threads(knobs), 1)
     for seed, (experts, hidden, intermediate, routing, blocks) in enumerate(shapes):
@@ -251,12 +253,21 @@ def _cases(variant: Variant) -> Iterator[Case]:
         geometry = launch(knobs, problem, min(blocks, resident))
         if geometry.shared_bytes <= variant.arch.shared_bytes:
             case = make_case(variant, geometry, problem, routing, seed)
+            if seed == 0 and knobs.handshake == "counters":
+                _wear(case)
             # What blocks leave for others is not a matter of how long the rows of one are.
             yield case if blocks > 1 else dataclasses.replace(case, again=None)
     problem = MoeProblem(1, 2, 1, 256, 1088)
     geometry = launch(knobs, problem, 1)
     if geometry.shared_bytes <= variant.arch.shared_bytes:
         yield far.far_experts(make_case(variant, geometry, problem, Routing(np.array([[1]], np.int32)), 9))
+
+
+def _wear(case: Case) -> None:
+    """Have the workspace of a case be as 2^32 - 1 launches leave it: then their count goes round."""
+    workspace = case.values["workspace"]
+    assert isinstance(workspace, Buffer)
+    workspace.data.view("u4")[ENTRIES + 1] = 0xFFFFFFFF  # `generation` of moe/workspace.cuh
 
 
 def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
