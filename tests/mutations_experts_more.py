@@ -73,6 +73,8 @@ MUTATIONS = catalogue(VARIANTS, {
          "residual = load_residual(args, owned, i + kThreads);", "residual = load_residual(args, owned, i);"),
     ),
     "more-crowded": (
+        ("h of the launch before is cleared in one round", "i < hidden_values(args) / 8; i += gridDim.x * kThreads)",
+         "i < min(hidden_values(args) / 8, gridDim.x * kThreads); i += gridDim.x * kThreads)"),
         ("there is room for a row more", "/ pitch_of(args),\n      items", "/ pitch_of(args) + 1,\n      items"),
         ("the second product's rows need no room",
          "max(rows_of(shared.items, up.block(block), first), rows_of(shared.items, down.block(block), second)) > room",
