@@ -22,17 +22,19 @@ from jitmx.kernels.linear.layout import TILE_K
 from jitmx.kernels.linear.warpgroups import require_normal_scales, runs_on
 from jitmx.kernels.moe import edges, far, tiles, wgmma
 from jitmx.kernels.moe.arguments import GATE, Routing, end_sides, random_weight
-from jitmx.kernels.moe.knobs import ACTIVATION
+from jitmx.kernels.moe.knobs import ACTIVATION, BIASES
 from jitmx.kernels.moe.layout import activate
 from jitmx.kernels.moe.limits import require_usual
 from jitmx.kernels.moe.problem import MoeProblem
 from jitmx.kernels.moe.wgmma_arguments import (
     COUNTERS,
+    DEPTH,
+    GRAIN,
     LINE_BYTES,
     STAGED,
-    TILES_M,
-    TILES_N,
-    WIDEST,
+    STAGES,
+    TILE_M,
+    TILE_N,
     Lists,
     arrange,
     rows_bytes,
@@ -41,7 +43,7 @@ from jitmx.kernels.routing.problem import capacity
 from jitmx.registry.arguments import Arguments, number, reads, writes
 from jitmx.registry.case import Buffer, Case, deviation, judged, places, relative_l2, summed
 from jitmx.registry.launch import Launch
-from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
+from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant
 from jitmx.registry.tensor_map import TensorMap
 
 ARGUMENTS = Arguments(
@@ -76,14 +78,14 @@ class FusedKnobs(Knobs):
     """Compile-time choices of `moe.fused`, those of `moe.wgmma` for both products."""
 
     activation: str = ACTIVATION
-    bias: bool = knob(True, doc="both products have a bias")
+    bias: bool = BIASES
     encoding: str = ENCODING
     scale_range: str = NORMAL_SCALE_RANGE
-    tile_m: int = knob(WIDEST, choices=TILES_M, doc="rows of a tile of the schedule, at most")
-    grain: int = knob(32, choices=(8, 16, 32, 64), doc="rows by which the widths of tiles differ")
-    tile_n: int = knob(192, choices=TILES_N, doc="rows of W a block, 64 for each warpgroup that multiplies")
-    stages: int = knob(6, low=2, high=16, doc="stages of W and activations that a block keeps in shared memory")
-    depth: int = knob(1, low=1, high=4, doc="steps of 64 k of a stage")
+    tile_m: int = TILE_M
+    grain: int = GRAIN
+    tile_n: int = TILE_N
+    stages: int = STAGES
+    depth: int = DEPTH
     pdl: bool = PDL
 
 

@@ -17,7 +17,7 @@ from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.fp8_arguments import ARGUMENTS, gather_case
 from jitmx.kernels.moe.limits import require_usual
 from jitmx.kernels.moe.problem import MoeProblem
-from jitmx.kernels.moe.wgmma_arguments import TILES_M, WIDEST
+from jitmx.kernels.moe.wgmma_arguments import TILE_M, WIDEST
 from jitmx.kernels.routing.problem import capacity
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
@@ -29,7 +29,7 @@ from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 class GatherFp8Knobs(Knobs):
     """Compile-time choices of `moe.gather_fp8`."""
 
-    tile_m: int = knob(WIDEST, choices=TILES_M, doc="rows of a tile of the schedule, at most")
+    tile_m: int = TILE_M
     rows: int = knob(16, choices=(8, 16, 32, 64), doc="rows of a tile that a block takes")
     warps: int = knob(8, choices=(4, 8, 16), doc="warps a block, each with a row at a time")
     pdl: bool = PDL

@@ -25,7 +25,20 @@ from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.knobs import ACTIVATION
 from jitmx.kernels.moe.limits import require_of_product, require_usual
 from jitmx.kernels.moe.problem import ACTIVATIONS, MoeProblem
-from jitmx.kernels.moe.wgmma_arguments import LINE_BYTES, MAPPED, STAGED, TILES_M, TILES_N, WIDEST, product_case
+from jitmx.kernels.moe.wgmma_arguments import (
+    DEPTH,
+    GRAIN,
+    LINE_BYTES,
+    MAPPED,
+    STAGED,
+    STAGES,
+    TILE_M,
+    TILE_N,
+    TILES_M,
+    TILES_N,
+    WIDEST,
+    product_case,
+)
 from jitmx.kernels.routing.problem import capacity
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
@@ -59,11 +72,11 @@ class WgmmaKnobs(Knobs):
     bias: bool = knob(True, doc="the product has a bias")
     encoding: str = ENCODING
     scale_range: str = NORMAL_SCALE_RANGE
-    tile_m: int = knob(WIDEST, choices=TILES_M, doc="rows of a tile of the schedule, at most")
-    grain: int = knob(32, choices=(8, 16, 32, 64), doc="rows by which the widths of tiles differ")
-    tile_n: int = knob(192, choices=TILES_N, doc="rows of W a block, 64 for each warpgroup that multiplies")
-    stages: int = knob(6, low=2, high=16, doc="stages of W and activations that a block keeps in shared memory")
-    depth: int = knob(1, low=1, high=4, doc="steps of 64 k of a stage")
+    tile_m: int = TILE_M
+    grain: int = GRAIN
+    tile_n: int = TILE_N
+    stages: int = STAGES
+    depth: int = DEPTH
     pdl: bool = PDL
 
 

@@ -20,7 +20,7 @@ from jitmx.kernels.moe.problem import MoeProblem
 from jitmx.registry.arguments import Arguments, Field, number, reads, writes
 from jitmx.registry.case import Array, Buffer, Case, deviation, judged, mismatches, relative_l2, summed
 from jitmx.registry.launch import Launch
-from jitmx.registry.spec import Variant
+from jitmx.registry.spec import Variant, knob
 
 
 def arguments(name: str, x: str, y: str, bases: tuple[Field, ...] = (), scales: tuple[Field, ...] = ()) -> Arguments:
@@ -62,7 +62,13 @@ ARGUMENTS = arguments(
 MAPPED = ARGUMENTS.with_maps(codes_map="weight", scales_map="scales")  # for the products, which copy W by tensor maps
 TILES_M = (32, 48, 64, 128, 192, 320)  # rows of a tile of the schedule, at most
 TILES_N = (128, 192, 256, 320)  # rows of W a block, 64 for each warpgroup that multiplies
-WIDEST = 192  # of those, what heuristics take where x is in bf16: tiles of fewer rows have loops of their own
+WIDEST = 192  # of TILES_M, what heuristics take where x is in bf16: tiles of fewer rows have loops of their own
+TILE_M: Any = knob(WIDEST, choices=TILES_M, doc="rows of a tile of the schedule, at most")
+TILE_N: Any = knob(192, choices=TILES_N, doc="rows of W a block, 64 for each warpgroup that multiplies")
+# Of those in bf16.
+GRAIN: Any = knob(32, choices=(8, 16, 32, 64), doc="rows by which the widths of tiles differ")
+STAGES: Any = knob(6, low=2, high=16, doc="stages of W and activations that a block keeps in shared memory")
+DEPTH: Any = knob(1, low=1, high=4, doc="steps of 64 k of a stage")
 # Of moe.wgmma, by rows of a tile: rows by which widths differ, stages, and steps of 64 k of a stage.
 STAGED = {32: (8, 3, 4), 48: (8, 3, 4), 64: (8, 3, 4), 128: (8, 3, 3), 192: (16, 3, 2), 320: (32, 4, 1)}
 LINE_BYTES = 128  # 64 k of a row

@@ -26,7 +26,7 @@ from jitmx.kernels.moe.fp8_arguments import MAPPED, product_case
 from jitmx.kernels.moe.knobs import ACTIVATION
 from jitmx.kernels.moe.limits import require_of_product, require_usual
 from jitmx.kernels.moe.problem import ACTIVATIONS, BOUNDED, MoeProblem
-from jitmx.kernels.moe.wgmma_arguments import LINE_BYTES, TILES_M, TILES_N, WIDEST
+from jitmx.kernels.moe.wgmma_arguments import LINE_BYTES, TILE_M, TILE_N
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, knob
 
@@ -47,9 +47,9 @@ class WgmmaFp8Knobs(Knobs):
     encoding: str = ENCODING
     scale_range: str = NORMAL_SCALE_RANGE
     rows: str = knob("narrow", choices=ROW_RANGES, doc="rows of W: all of one pass over k, or some of more")
-    tile_m: int = knob(WIDEST, choices=TILES_M, doc="rows of a tile of the schedule, at most")
+    tile_m: int = TILE_M
     grain: int = knob(16, choices=(8, 16, 32, 64), doc="rows by which the widths of tiles differ")
-    tile_n: int = knob(192, choices=TILES_N, doc="rows of W a block, 64 for each warpgroup that multiplies")
+    tile_n: int = TILE_N
     stages: int = knob(5, low=2, high=16, doc="stages of W and activations that a block keeps in shared memory")
     depth: int = knob(2, choices=(2, 4), doc="steps of 64 k of a stage")
     pdl: bool = PDL
