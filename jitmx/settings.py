@@ -190,8 +190,8 @@ class Settings:
     )  # fmt: skip
     moe_activation: str = _setting(
         _one_of(*MOE_ACTIVATIONS), "bf16",
-        "what the experts' inputs are rounded to in vLLM; with fp8 those of 8 rows an expert and more on sm_90a, of 64 "
-        "elsewhere",
+        "what the experts' inputs are rounded to in vLLM; with fp8 those of 16 rows an expert and more on sm_90a, of "
+        "64 elsewhere",
         "VLLM_MXFP4_ACTIVATION",
     )  # fmt: skip
     linear_activation: str = _setting(

@@ -19,6 +19,7 @@ from jitmx.kernels.moe import grouped
 from jitmx.kernels.moe.arguments import Routing, make_case
 from jitmx.kernels.moe.fp8_arguments import product_case as fp8_case
 from jitmx.kernels.moe.fused import case as fused_case
+from jitmx.kernels.moe.fused_fp8 import case as fused_fp8_case
 from jitmx.kernels.moe.grouped_arguments import product_case as scaled_case
 from jitmx.kernels.moe.hidden import hidden_bytes
 from jitmx.kernels.moe.problem import MoeProblem
@@ -28,6 +29,7 @@ from jitmx.registry.spec import Variant
 WHOLE = ("token", "stream", "decode")  # which make a layer in one launch
 _COLUMNS = 8
 _CASES = {"wgmma": product_case, "wgmma_fp8": fp8_case, "scaled": scaled_case}  # of kernels whose products are counted
+_BOTH = {"fused": fused_case, "fused_fp8": fused_fp8_case}  # likewise, of both products
 # Time of a product by the atom of `moe.scaled`, as a share of bf16's: of a twin's, which multiplies in bf16, all of it.
 _RATES = {"twin": 1.0, "e4m3": 0.5, "mxf8f6f4": 0.5, "mxf4": 0.25}
 
@@ -93,12 +95,11 @@ def work(variant: Variant, problem: MoeProblem, _rows: int, multiprocessors: int
         return Work(bytes=0.0, cached=2.0 * hidden * (tensors * m + pairs), busy=busy)
     if name == "scaled":
         return _scaled(knobs, problem, multiprocessors)
-    if name == "fused":
-        return _fused(knobs, problem, multiprocessors)
+    if name in _BOTH:
+        return _fused(knobs, problem, multiprocessors, in_e4m3=name == "fused_fp8")
     if name not in ("grouped", "wgmma", "wgmma_fp8"):
         return None
     by_groups, in_e4m3 = name != "grouped", name == "wgmma_fp8"
-    h_in_e4m3 = in_e4m3 and knobs.h_in_e4m3
     product = knobs.product
     n, k = problem.sizes(product)
     rows = min(m, pairs) if product == "up" and name == "grouped" else pairs
@@ -108,9 +109,7 @@ def work(variant: Variant, problem: MoeProblem, _rows: int, multiprocessors: int
     decoded = items(problem, knobs.tile_m)
     own = grouped_us(knobs, problem, variant.arch, multiprocessors) if name == "grouped" else None
     return Work(
-        bytes=hit(problem) * tiles_of(problem, product) * TILE_BYTES
-        + (1.0 if in_e4m3 else 2.0) * rows * k
-        + (1.0 if h_in_e4m3 and product == "up" else 2.0) * out,
+        bytes=hit(problem) * tiles_of(problem, product) * TILE_BYTES + (1.0 if in_e4m3 else 2.0) * rows * k + 2.0 * out,
         flops=(1.0 if in_e4m3 else 2.0) * filled * n * k,  # of E4M3 twice as many take as long
         needed=(1.0 if in_e4m3 else 2.0) * pairs * n * k,
         tensor="wgmma" if by_groups else "mma",
@@ -125,17 +124,19 @@ def work(variant: Variant, problem: MoeProblem, _rows: int, multiprocessors: int
     )
 
 
-def _fused(knobs: Any, problem: MoeProblem, multiprocessors: int) -> Work:
-    """Of a launch of `moe.fused`: items of both products, one after another."""
+def _fused(knobs: Any, problem: MoeProblem, multiprocessors: int, in_e4m3: bool) -> Work:
+    """Of a launch of both products: items of them, one after another. Of E4M3 twice as many operations take as long."""
+    value = 1.0 if in_e4m3 else 2.0  # bytes of x and h, and operations
     pairs, sizes = problem.m * problem.top, [problem.sizes(product) for product in ("up", "down")]
     tiles = tiles_of(problem, "up") + tiles_of(problem, "down")
     filled, decoded = items(problem, knobs.grain) * knobs.grain, items(problem, knobs.tile_m)
     across = sum(-(-n // knobs.tile_n) for n, _ in sizes)
     weights = sum(n * k for n, k in sizes)
     return Work(
-        bytes=hit(problem) * tiles * TILE_BYTES + 2.0 * pairs * (2 * problem.hidden + 2 * problem.intermediate),
-        flops=2.0 * filled * weights,
-        needed=2.0 * pairs * weights,
+        bytes=hit(problem) * tiles * TILE_BYTES
+        + pairs * (value * (problem.hidden + 2 * problem.intermediate) + 2.0 * problem.hidden),
+        flops=value * filled * weights,
+        needed=value * pairs * weights,
         tensor="wgmma",
         units=decoded * tiles,
         blocks=multiprocessors,
@@ -181,14 +182,14 @@ def probes(variant: Variant, problem: MoeProblem) -> Iterator[Probe]:
     name, knobs = variant.spec.name, variant.knobs
     if name in _CASES:
         yield from _product_probes(variant, problem)
-    if name == "fused":
+    if name in _BOTH:
         ids = np.zeros((_rows_of(variant, problem), 1), np.int32)
         for times in (1, 2):
             small = dataclasses.replace(
                 problem, m=len(ids), experts=1, top=1, hidden=times * 736, intermediate=1440, product="both"
             )
             launch = kernels.family("moe").launch(variant, small, 1)
-            counted = fused_case(variant, launch, small, Routing(ids), times)
+            counted = _BOTH[name](variant, launch, small, Routing(ids), times)
             yield Probe(counted, tiles_of(small, "up") + tiles_of(small, "down"))
     if name not in ("stream", "decode"):
         return
@@ -223,7 +224,7 @@ def _product_probes(variant: Variant, problem: MoeProblem) -> Iterator[Probe]:
 
 def _counted(variant: Variant, problem: MoeProblem) -> tuple[int, ...]:
     """Of one product rows an expert and columns; of whole layers nothing: tiles are alike."""
-    if variant.spec.name == "fused":
+    if variant.spec.name in _BOTH:
         return (_rows_of(variant, problem),)
     if variant.spec.name not in _CASES:
         return ()

@@ -12,7 +12,7 @@ from jitmx.kernels.moe import MoeProblem
 FP8_ROWS = 256
 # Rows of an expert that has some, on average, from which experts do: by wgmma (True), where products in bf16 go by
 # expert too, and by mma.sync, which up to there is bound by bytes (docs/perf-log.md).
-FP8_ROWS_AN_EXPERT = {True: 8, False: 64}
+FP8_ROWS_AN_EXPERT = {True: 16, False: 64}
 
 
 def activation_of(problem: LinearProblem, activation: str, arch: Arch) -> str:

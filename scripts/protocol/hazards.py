@@ -140,10 +140,10 @@ KNOWN: tuple[HandOver | OwnBarriers, ...] = (
 
 # Kernels with reports that nothing in a log tells from those of a race, as soon as a ring turns: they are watched on
 # their smallest case, in which none does. moe.decode: a step of the ring, which all lanes of all warps read, and scales
-# and bias, which four lanes read at a time. moe.fused, moe.wgmma and moe.wgmma_fp8, which are one in this: the places
-# of items, whose every byte several lanes read, or all. They are written again behind an mbarrier at which one lane of
+# and bias, which four lanes read at a time. moe.fused, moe.wgmma and both in E4M3, which are one in this: the places of
+# items, whose every byte several lanes read, or all. They are written again behind an mbarrier at which one lane of
 # each warp that reads has arrived. Of the cases of these kernels, none but the smallest has work and turns no ring.
-SMALLEST = frozenset({"moe.decode", "moe.fused", "moe.wgmma", "moe.wgmma_fp8"})
+SMALLEST = frozenset({"moe.decode", "moe.fused", "moe.fused_fp8", "moe.wgmma", "moe.wgmma_fp8"})
 
 
 def hazards(log: str) -> list[Hazard]:

@@ -104,15 +104,15 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "jitmx moe", "experts of many rows take inputs in E4M3", served=("moe",), activations=("fp8",),
-        phase=r"^prefill ([2-9]|\d\d)\d{3}$", least=(1, 0), only=r"^jitmx_moe_(scaled|wgmma_fp8)",
+        phase=r"^prefill ([2-9]|\d\d)\d{3}$", least=(1, 0), only=r"^jitmx_moe_(scaled|fused_fp8|wgmma_fp8)",
     ),
     Rule(
         "jitmx moe", "experts of few rows take inputs in bf16", served=("moe",), activations=("fp8",),
-        phase="^decode 1$", most=_NEVER, only=r"^jitmx_moe_(scaled|wgmma_fp8)",
+        phase="^decode 1$", most=_NEVER, only=r"^jitmx_moe_(scaled|fused_fp8|wgmma_fp8)",
     ),
     Rule(
         "jitmx moe", "the experts take bf16 inputs", served=("moe",), activations=("bf16",), most=_NEVER,
-        only=r"^jitmx_moe_(scaled|wgmma_fp8)",
+        only=r"^jitmx_moe_(scaled|fused_fp8|wgmma_fp8)",
     ),
     Rule("jitmx moe", "vLLM serves the experts, not jitmx", stock=("moe",), most=_NEVER),
     *(

@@ -37,7 +37,7 @@ def set_tile(monkeypatch: pytest.MonkeyPatch, text: str, name: str = NAMES[0]) -
     settings.reload()
 
 
-@pytest.mark.parametrize(("kernel", "x_format"), [("wgmma", "bf16"), ("fused", "bf16"), ("wgmma_fp8", "fp8")])
+@pytest.mark.parametrize(("kernel", "x_format"), [("wgmma", "bf16"), ("fused", "bf16"), ("fused_fp8", "fp8")])
 @pytest.mark.parametrize("tile", ["64x128", "64x192", "128x128", "128x192", "192x128", "192x192", "320x128"])
 def test_tiles_that_registers_allow_fit_with_the_stages_of_their_rows(
     tile: str, kernel: str, x_format: str, monkeypatch: pytest.MonkeyPatch

@@ -20,11 +20,17 @@ from jitmx.sim.verify import verify
 HOPPER = arch.parse("sm_90")
 MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "h in E4M3": ("moe", {"encoding": "nibble", "tile_m": 64, "tile_n": 128, "stages": 2}),
-    "h in bf16": ("moe", {"activation": "silu", "encoding": "nibble", "tile_m": 64, "tile_n": 128, "stages": 2}),
-    "second product": ("moe", {"product": "down", "encoding": "nibble", "tile_m": 64, "stages": 4, "depth": 4}),
-    "dense": ("linear", {"bias": True, "groups": 2, "tile_m": 32, "stages": 2, "ring": 2, "encoding": "nibble"}),
-    "dense, promoted": ("linear", {"residual": "pair", "promote": True, "groups": 2, "tile_m": 32, "stages": 2}),
+    "h in E4M3": ("moe.fused_fp8", {"encoding": "nibble", "tile_m": 64, "tile_n": 128, "stages": 2}),
+    "h in E4M3, deep stages": ("moe.fused_fp8", {"encoding": "nibble", "tile_m": 64, "stages": 4, "depth": 4}),
+    "h in bf16": ("moe.wgmma_fp8", {"encoding": "nibble", "tile_m": 64, "tile_n": 128, "stages": 2}),
+    "dense": (
+        "linear.wgmma_fp8",
+        {"bias": True, "groups": 2, "tile_m": 32, "stages": 2, "ring": 2, "encoding": "nibble"},
+    ),
+    "dense, promoted": (
+        "linear.wgmma_fp8",
+        {"residual": "pair", "promote": True, "groups": 2, "tile_m": 32, "stages": 2},
+    ),
 }
 
 
@@ -58,8 +64,9 @@ def test_what_fits_the_bits_that_are_kept_is_summed_exactly() -> None:
 def test_cases_pass_with_sums_as_tensor_cores_make_them(
     name: str, monkeypatch: pytest.MonkeyPatch, stands: Callable[..., None]
 ) -> None:
-    family, knobs = VARIANTS[name]
-    one = kernels.family(family).spec("wgmma_fp8").variant(HOPPER, **knobs)
+    kernel, knobs = VARIANTS[name]
+    family, own = kernel.split(".")
+    one = kernels.family(family).spec(own).variant(HOPPER, **knobs)
 
     def all_pass() -> None:
         short_sums.in_the_simulator(monkeypatch)

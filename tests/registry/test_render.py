@@ -47,9 +47,10 @@ TIED = {
     "linear.wgmma": {"dtype", "scale_range"},
     "linear.wgmma_fp8": {"dtype", "scale_range"},
     "moe.fused": {"scale_range"},
+    "moe.fused_fp8": {"activation", "scale_range"},
     "moe.scaled": {"atom", "blocks_per_sm", "warps_m", "warps_n"},
     "moe.wgmma": {"scale_range"},
-    "moe.wgmma_fp8": {"scale_range"},
+    "moe.wgmma_fp8": {"activation", "product", "scale_range"},
     "routing.route": {"normalized"},
 }
 

@@ -185,7 +185,7 @@ def test_no_ring_turns_in_the_smallest_case_of_moe_decode() -> None:
     assert 1 < rows + 1 <= way.knobs.stages  # of a block, and the step that ends them
 
 
-WGMMA = ("moe.fused", "moe.wgmma", "moe.wgmma_fp8", "moe.wgmma_fp8-activation")
+WGMMA = ("moe.fused", "moe.wgmma", "moe.wgmma_fp8", "moe.fused_fp8")
 
 
 @pytest.mark.parametrize("way", WGMMA)

@@ -243,8 +243,9 @@ def test_rounded_inputs_want_their_own_kernels() -> None:
 @pytest.mark.parametrize(
     ("kernel", "phase", "fine"),
     [
-        ("jitmx_moe_stream", "decode 1", True), ("jitmx_moe_wgmma_fp8", "decode 1", False),
-        ("jitmx_moe_wgmma_fp8", "prefill 2048", True), ("jitmx_moe_scaled", "prefill 12000", True),
+        ("jitmx_moe_stream", "decode 1", True), ("jitmx_moe_fused_fp8", "decode 1", False),
+        ("jitmx_moe_wgmma_fp8", "prefill 2048", True), ("jitmx_moe_fused_fp8", "prefill 2048", True),
+        ("jitmx_moe_scaled", "prefill 12000", True),
         ("jitmx_moe_wgmma", "prefill 8192", False), ("jitmx_moe_grouped", "prefill 512", True),
     ],
 )  # fmt: skip

@@ -130,7 +130,7 @@ def test_ways_differ_by_the_headers_that_their_names_tell(ways: list[tuple[str, 
     found = {name: launches.parts(variant) for name, variant in ways}
     assert found["linear.stream+whole_ring"] - found["linear.stream"] == {"whole_ring"}
     assert found["linear.stream"] <= found["linear.stream+whole_ring"]
-    assert found["moe.wgmma_fp8"] - found["moe.wgmma_fp8-activation"] == {"activation"}
+    assert found["moe.wgmma+activation"] - found["moe.wgmma"] == {"activation"}
     for name, made_of in found.items():
         assert name == launches.kernel_of(name) + launches.difference(found[launches.kernel_of(name)], made_of)
 

@@ -305,7 +305,8 @@ def test_every_kernel_has_a_case_with_far_tensors(family: str) -> None:
     for spec in kernels.family(family).specs:
         target = (
             "sm_90a"
-            if spec.name in ("stream", "slice", "splitk", "wgmma", "token", "gather", "gather_fp8", "wgmma_fp8")
+            if spec.name
+            in ("stream", "slice", "splitk", "wgmma", "token", "gather", "gather_fp8", "wgmma_fp8", "fused_fp8")
             else "sm_121a"
         )
         fitting = {"routing.route": {"depth": 2}, "attention.decode": {"stages": 2}}

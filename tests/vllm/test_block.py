@@ -112,7 +112,7 @@ def test_experts_of_many_rows_take_them_in_e4m3_and_those_of_few_as_they_are(
 ) -> None:
     monkeypatch.setitem(rounded_inputs.FP8_ROWS_AN_EXPERT, True, 1.5)  # three tokens of two of four experts have 1.8
     prompt = TOKENS[:3]
-    experts = ["routing.sort", "moe.gather_fp8", "moe.wgmma_fp8", "moe.wgmma_fp8", "moe.combine+pair"]
+    experts = ["routing.sort", "moe.gather_fp8", "moe.fused_fp8", "moe.combine+pair"]
     with simulated_card.on_cpu("sm_90a") as card:
         model = build(host, additional_config={"jitmx": {**ALL, "moe_activation": "fp8"}})
         launches(card)

@@ -89,7 +89,7 @@ def test_a_layers_kernels_are_routing_lists_and_experts() -> None:
     assert {name.split(".")[1] for name in scaled} == {"route", "sort", "scaled", "combine"}
     rounded = replace(LAYER, encoding="nibble", x_format="fp8")  # few rows an expert are not
     assert {name.split(".")[1] for name in names(rounded)} == {
-        "route", "many", "topk", "sort", "token", "stream", "gather", "fused", "gather_fp8", "wgmma_fp8", "combine"
+        "route", "many", "topk", "sort", "token", "stream", "gather", "fused", "gather_fp8", "fused_fp8", "combine"
     }  # fmt: skip
     mapped = replace(LAYER, local=64, mapped=True, routing="ids")
     assert all("mapped" in name for name in names(mapped) if ".sort" in name)

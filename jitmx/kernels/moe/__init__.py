@@ -9,8 +9,8 @@ Kernels, a module and a template each:
     gather    on sm_90a, for wgmma and fused: the rows of x by expert, in the order in which it multiplies by them
     wgmma     on sm_90a, many rows an expert: one of the two products
     fused     the same, both products in one launch
-    gather_fp8, wgmma_fp8  on sm_90a, with x and h in E4M3 and a scale a row: the same two, however many rows there are;
-                           with SiLU, which gives h no bound, h is in bf16 and the second product that of wgmma
+    gather_fp8, fused_fp8  on sm_90a, with x and h in E4M3 and a scale a row: the same two, however many rows there are
+    wgmma_fp8  their first product where SiLU gives h no bound: h is then in bf16, and the second product that of wgmma
     combine   the sum over the experts of each row, after any of these products
 
 Shapes: x [rows, hidden], ids and weights [rows, top], W13 [experts, 2 intermediate, hidden] with gate and up rows in
@@ -36,6 +36,7 @@ from jitmx.kernels.moe import (
     combine,
     decode,
     fused,
+    fused_fp8,
     gather,
     gather_fp8,
     grouped,
@@ -55,7 +56,7 @@ from jitmx.registry.spec import Variant
 
 __all__ = ["FAMILY", "KERNELS", "MoeProblem"]
 
-MODULES = token, stream, decode, grouped, scaled, gather, wgmma, fused, gather_fp8, wgmma_fp8, combine
+MODULES = token, stream, decode, grouped, scaled, gather, wgmma, fused, gather_fp8, wgmma_fp8, fused_fp8, combine
 KERNELS: dict[str, Kernel] = {module.KERNEL.spec.name: module.KERNEL for module in MODULES}
 TYPICAL_ROWS = (1, 2, 4, 8, 16, 32, 64)
 MANY_ROWS = (128, 256, 8192)
@@ -75,7 +76,8 @@ def _typical(arch: Arch) -> tuple[MoeProblem, ...]:
     plain = tuple(MoeProblem(m, encoding=encoding) for m in (*TYPICAL_ROWS, *MANY_ROWS))
     chosen = tuple(MoeProblem(1, model.experts, encoding=encoding, routing="bf16") for model in NAMED.values())
     quantized = (MoeProblem(m, encoding=encoding, x_format=x_format) for x_format in MX_FORMATS for m in QUANTIZED_ROWS)
-    rows = tuple(MoeProblem(m, encoding=preferred_encoding(arch, "fp8"), x_format="fp8") for m in FP8_ROWS)
+    in_e4m3: dict[str, Any] = {"encoding": preferred_encoding(arch, "fp8"), "x_format": "fp8"}
+    rows = (*(MoeProblem(m, **in_e4m3) for m in FP8_ROWS), MoeProblem(FP8_ROWS[0], activation="silu", **in_e4m3))
     return (*plain, *chosen, *quantized, *(rows if "wgmma" in arch.features else ()))
 
 
@@ -86,7 +88,7 @@ def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> tuple[s
     elif problem.product == "gather":
         name = "gather_fp8"
     elif problem.product == "both":
-        name = "fused"
+        name = name if problem.x_format == "fp8" else "fused"
     else:
         whole = in_one_launch(problem, arch, multiprocessors)
         name = whole or name
@@ -98,6 +100,8 @@ def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> tuple[s
 def by_expert(problem: MoeProblem) -> str:
     """The kernel that makes a problem's products on every target that has some for its format."""
     if problem.x_format == "fp8":
+        if problem.product in ("layer", "both") and problem.h_format == "fp8":
+            return "fused_fp8"
         return "wgmma" if problem.product == "down" and problem.h_format == "bf16" else "wgmma_fp8"
     return "grouped" if problem.x_format == "bf16" else "scaled"
 

@@ -353,10 +353,13 @@ def _items(
     )
 
 
-def far_both(variant: Variant, launch: Any, case: Any) -> Iterator[Case]:
-    """`moe.fused` of the last of many pairs, of many experts, and of an expert of many rows.
+def far_both(variant: Variant, launch: Any, case: Any, line: int) -> Iterator[Case]:
+    """Both products in one launch, of the last of many pairs, of many experts, and of an expert of many rows.
 
     The schedule has the last tiles alone: of a launch they are few.
+
+    Args:
+        line: values of k in a line of activations.
     """
     knobs = variant.knobs
     listed, few = np.array([[1, 0, 1, 1, 1]], np.int32), np.ones((1, 2), np.int32)
@@ -385,18 +388,21 @@ def far_both(variant: Variant, launch: Any, case: Any) -> Iterator[Case]:
             schedule[there, 3] = pairs // knobs.tile_m
         values["schedule"] = _with(values["schedule"], schedule)
         values |= _lists(values, pairs, all_pairs, before.experts)
-        values["weights"] = values["weights"].spread(pairs * 4, all_pairs * 4)
+        for field in ("weights", "x_scales"):
+            if field in values:
+                values[field] = values[field].spread(pairs * 4, all_pairs * 4)
         if lone:
             values["offsets"] = _with(values["offsets"], np.array([0, all_pairs], np.int32))
         for name, k in (("x", some.hidden), ("h", some.intermediate)):
-            item, steps = values[name], -(-k // TILE_K)
+            item, steps = values[name], -(-k // line)
             values[name] = _steps_at(item, pairs, all_pairs, steps) if lone else _lines_at(item, pairs * steps)
         for name, product in (("13", "up"), ("2", "down")):
             n, _ = some.sizes(product)
             for field in (f"w{name}", f"w{name}_scales"):
                 values[field] = experts_at(values[field], before, n)
-            if f"b{name}" in values:
-                values[f"b{name}"] = matrix_at(values[f"b{name}"], before.experts, 0, n)
+            for field in (f"b{name}", f"w{name}_bases"):
+                if field in values:
+                    values[field] = matrix_at(values[field], before.experts, 0, n)
         values["y"] = matrix_at(values["y"], pairs, 0, some.hidden, all_pairs)
         name = f"far: pairs={all_pairs} experts={whole.experts} hidden={some.hidden}" + " of one expert" * lone
         yield dataclasses.replace(small, name=name, values=values)

@@ -7,9 +7,9 @@ to add up; unlike with two launches, they do not lie in the memory of the gather
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -23,7 +23,7 @@ from jitmx.kernels.linear.warpgroups import require_normal_scales, runs_on
 from jitmx.kernels.moe import edges, far, tiles, wgmma
 from jitmx.kernels.moe.arguments import GATE, Routing, end_sides, random_weight
 from jitmx.kernels.moe.knobs import ACTIVATION, BIASES
-from jitmx.kernels.moe.layout import activate
+from jitmx.kernels.moe.layout import Floats, activate
 from jitmx.kernels.moe.limits import require_usual
 from jitmx.kernels.moe.problem import MoeProblem
 from jitmx.kernels.moe.wgmma_arguments import (
@@ -40,37 +40,51 @@ from jitmx.kernels.moe.wgmma_arguments import (
     rows_bytes,
 )
 from jitmx.kernels.routing.problem import capacity
-from jitmx.registry.arguments import Arguments, number, reads, writes
-from jitmx.registry.case import Buffer, Case, deviation, judged, places, relative_l2, summed
+from jitmx.registry.arguments import Arguments, Field, number, reads, writes
+from jitmx.registry.case import Array, Buffer, Case, deviation, judged, places, relative_l2, summed
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant
 from jitmx.registry.tensor_map import TensorMap
 
-ARGUMENTS = Arguments(
-    "FusedArguments",
-    reads("x", "ExpertRows of hidden columns, as moe.gather leaves them"),
-    reads("w13", "packed words by expert: [2 intermediate, hidden], interleaved gate and up rows"),
-    reads("w13_scales", "packed"),
-    reads("w2", "packed words by expert: [hidden, intermediate]"),
-    reads("w2_scales", "packed"),
-    reads("b13", "[experts, 2 intermediate]"),
-    reads("b2", "[experts, hidden]"),
-    reads("pairs", "[pairs]: row * top + slot, by expert", "int"),
-    reads("offsets", "[experts + 1]: where each expert's pairs start", "int"),
-    reads("schedule", "[tiles, 4]: expert or -1, first of pairs, rows, number among its expert's tiles", "int"),
-    reads("weights", "[pairs], by row and slot", "float"),
-    writes("h", "ExpertRows of intermediate columns"),
-    writes("y", "[pairs, hidden], by row and slot"),
-    writes(
-        "counters", "[2 + tiles], cleared by moe.gather: items that blocks have taken, one unused, by tile items whose "
-        "h is stored", "unsigned int",
-    ),
-    number("alpha", "float", "of swiglu_oai"),
-    number("limit", "float", "of swiglu_oai"),
-    number("hidden", "int"),
-    number("intermediate", "int"),
-    number("tiles", "int", "of the schedule, at most"),
-).with_maps(w13_codes_map="w13", w13_scales_map="w13_scales", w2_codes_map="w2", w2_scales_map="w2_scales")  # fmt: skip
+
+def arguments(name: str, x: str, more: tuple[Field, ...] = ()) -> Arguments:
+    """The argument struct of both products in one launch.
+
+    Args:
+        x: what rows of x and h are.
+        more: further fields that it reads.
+    """
+    return Arguments(
+        name,
+        reads("x", f"{x} of hidden columns, as a gather leaves them"),
+        reads("w13", "packed words by expert: [2 intermediate, hidden], interleaved gate and up rows"),
+        reads("w13_scales", "packed"),
+        reads("w2", "packed words by expert: [hidden, intermediate]"),
+        reads("w2_scales", "packed"),
+        *more,
+        reads("b13", "[experts, 2 intermediate]"),
+        reads("b2", "[experts, hidden]"),
+        reads("pairs", "[pairs]: row * top + slot, by expert", "int"),
+        reads("offsets", "[experts + 1]: where each expert's pairs start", "int"),
+        reads("schedule", "[tiles, 4]: expert or -1, first of pairs, rows, number among its expert's tiles", "int"),
+        reads("weights", "[pairs], by row and slot", "float"),
+        writes("h", f"{x} of intermediate columns"),
+        writes("y", "[pairs, hidden], by row and slot"),
+        writes(
+            "counters", "[2 + tiles], cleared by a gather: items that blocks have taken, one unused, by tile items "
+            "whose h is stored", "unsigned int",
+        ),
+        number("alpha", "float", "of swiglu_oai"),
+        number("limit", "float", "of swiglu_oai"),
+        number("hidden", "int"),
+        number("intermediate", "int"),
+        number("tiles", "int", "of the schedule, at most"),
+    ).with_maps(
+        w13_codes_map="w13", w13_scales_map="w13_scales", w2_codes_map="w2", w2_scales_map="w2_scales"
+    )  # fmt: skip
+
+
+ARGUMENTS = arguments("FusedArguments", "ExpertRows")
 
 
 @dataclass(frozen=True)
@@ -89,10 +103,21 @@ class FusedKnobs(Knobs):
     pdl: bool = PDL
 
 
+class Both(wgmma.Staged, Protocol):
+    """Knobs of a kernel of both products."""
+
+    @property
+    def bias(self) -> bool: ...
+
+
 def shared_bytes(knobs: FusedKnobs) -> int:
     """Dynamic shared memory of a launch, bytes, as struct Shared of the template lays it out."""
-    item = 40 + (2 * knobs.tile_n if knobs.bias else 0) + 8 * knobs.tile_m
-    return wgmma.frame_bytes(knobs, LINE_BYTES, 128 + 16, item)
+    return wgmma.frame_bytes(knobs, LINE_BYTES, 128 + 16, item_bytes(knobs))
+
+
+def item_bytes(knobs: Both) -> int:
+    """Of an item in shared memory, but for what is of x in E4M3."""
+    return 40 + (2 * knobs.tile_n if knobs.bias else 0) + 8 * knobs.tile_m
 
 
 def _check(knobs: FusedKnobs, arch: Arch) -> None:
@@ -115,13 +140,18 @@ SPEC = KernelSpec(
 
 def launch(knobs: FusedKnobs, problem: MoeProblem, multiprocessors: int) -> Launch:
     """A block a multiprocessor, or one for each item that there can be at most; tensor maps of both weights."""
+    return launch_of(knobs, problem, multiprocessors, shared_bytes(knobs))
+
+
+def launch_of(knobs: Both, problem: MoeProblem, multiprocessors: int, shared: int) -> Launch:
+    """Of blocks with so much shared memory."""
     maps: dict[str, TensorMap] = {}
     items = 0
     for name, product in (("w13", "up"), ("w2", "down")):
         maps |= {f"{name}_{field}": one for field, one in wgmma.maps(knobs, problem, product).items()}
         items += -(-problem.sizes(product)[0] // knobs.tile_n)
     items *= capacity(problem.m, problem.top, problem.experts, knobs.tile_m)
-    return Launch(max(1, min(items, multiprocessors)), shared_bytes(knobs), maps=maps)
+    return Launch(max(1, min(items, multiprocessors)), shared, maps=maps)
 
 
 def asked(problem: MoeProblem) -> MoeProblem:
@@ -190,49 +220,84 @@ def case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Routing
     bound = by_expert.multiplied(off, np.abs(w2), None)[0] + np.sqrt(3 * rounded) + summed(size, inner)
     wanted, bound = by_expert.weighted(out, weights), by_expert.weighted(bound, np.abs(weights))
     usual = np.setdiff1d(np.arange(hidden), ends)
-    used = int((by_expert.schedule[:, 0] >= 0).sum())
-    across13, across2 = (-(-n // knobs.tile_n) for n in (2 * inner, hidden))
-    stored = np.zeros(len(by_expert.schedule), np.uint32)  # items of each tile that is used
-    stored[:used] = across13
 
-    def check(outputs: Any) -> float:
-        _, found, counters = outputs
-        taken = used * (across13 + across2) + launch.blocks  # each ends at a number behind the last item
-        if counters[0] != taken or (counters[COUNTERS:] != stored).any():
-            return float("inf")
-        error = relative_l2(found[:, usual], wanted[:, usual])
-        return judged(error, deviation(found, wanted, bound, 0.5), GATE)
+    def error(_: Array, found: Array) -> float:
+        return judged(relative_l2(found[:, usual], wanted[:, usual]), deviation(found, wanted, bound, 0.5), GATE)
 
     constant = {"w13": packed13[0], "w13_scales": packed13[1], "w2": packed2[0], "w2_scales": packed2[1]}
     constant |= {"b13": b13, "b2": b2} if knobs.bias else {}
-    listed = {"pairs": by_expert.pairs, "offsets": offsets, "schedule": by_expert.schedule, "weights": weights}
     sides = edges.activation_sides(parts, knobs.activation, alpha, limit)
     sides |= edges.weight_sides(weights, routing.local >= 0) | end_sides(knobs, packed2[2], out)
+    return case_of(
+        by_expert, launch, problem, seed,
+        inputs={"x": Buffer(arrange(x, offsets)),
+                **{name: Buffer(array, constant=True) for name, array in constant.items()}},
+        h=np.empty((rows_bytes(count, inner) // LINE_BYTES, TILE_K), ml_dtypes.bfloat16),
+        weights=weights, tile_n=knobs.tile_n, error=error, gate=GATE, out=out, sides=sides,
+    )  # fmt: skip
+
+
+def case_of(
+    by_expert: Lists, launch: Launch, problem: MoeProblem, seed: int, *, inputs: dict[str, Buffer], h: Array,
+    weights: Array, tile_n: int, error: Callable[[Array, Array], float], gate: float, out: Floats,
+    sides: dict[str, bool],
+) -> Case:  # fmt: skip
+    """The case of a launch of both products, which must take and count all items.
+
+    Args:
+        inputs: x and what is of W.
+        h: a place for it.
+        tile_n: rows of W of an item.
+        error: of h and y as they were stored, against the gate.
+        out: rows of y by expert, before weights.
+        sides: those of the values.
+    """
+    hidden, inner, experts = problem.hidden, problem.intermediate, problem.experts
+    alpha, limit = edges.parameters(seed)
+    used = int((by_expert.schedule[:, 0] >= 0).sum())
+    across13, across2 = (-(-n // tile_n) for n in (2 * inner, hidden))
+    stored = np.zeros(len(by_expert.schedule), np.uint32)  # items of each tile that is used
+    stored[:used] = across13
+    listed = {
+        "pairs": by_expert.pairs, "offsets": by_expert.offsets, "schedule": by_expert.schedule, "weights": weights,
+    }  # fmt: skip
+
+    def check(outputs: Any) -> float:
+        kept, found, counters = outputs
+        taken = used * (across13 + across2) + launch.blocks  # each ends at a number behind the last item
+        if counters[0] != taken or (counters[COUNTERS:] != stored).any():
+            return float("inf")
+        return error(kept, found)
+
     return Case(
         name=by_expert.name(experts, f"hidden={hidden} intermediate={inner}", launch),
         launch=launch,
         values={
-            "x": Buffer(arrange(x, offsets)),
-            **{name: Buffer(array, constant=True) for name, array in constant.items()},
+            **inputs,
             **{name: Buffer(array) for name, array in listed.items()},
-            "h": Buffer(np.empty((rows_bytes(count, inner) // LINE_BYTES, TILE_K), ml_dtypes.bfloat16), output=True),
-            "y": Buffer(np.empty(wanted.shape, ml_dtypes.bfloat16), output=True),
+            "h": Buffer(h, output=True),
+            "y": Buffer(np.empty(out.shape, ml_dtypes.bfloat16), output=True),
             "counters": Buffer(np.zeros(COUNTERS + len(stored), np.uint32), output=True, scratch=True),
             "alpha": alpha, "limit": limit, "hidden": hidden, "intermediate": inner, "tiles": len(by_expert.schedule),
         },
         check=check,
-        gate=GATE,
+        gate=gate,
         sides=by_expert.sides | sides | {"row with a NaN": bool(np.isnan(out).all(axis=1).any())},
     )  # fmt: skip
 
 
-def cases(variant: Variant) -> Iterator[Case]:
-    """Every width, a row more than a tile, experts without rows, ids of none, no row at all; whole rings, and more."""
+def cases_of(variant: Variant, launch: Any, turn: int, case: Any, line: int = TILE_K) -> Iterator[Case]:
+    """Every width, a row more than a tile, experts without rows, ids of none, no row at all; whole rings, and more.
+
+    Args:
+        turn: steps of 64 k by which loops go round.
+        line: values of k in a line of activations.
+    """
     knobs, generator = variant.knobs, np.random.default_rng(5)
     counts = [*(width - 3 * (index % 3) for index, width in enumerate(wgmma.widths(knobs))), 0, knobs.tile_m + 1]
     many = generator.permutation(np.repeat(np.arange(len(counts)), counts))
     ids = np.append(many, [-1] * (2 - len(many) % 2)).reshape(-1, 2).astype(np.int32)
-    lone, turn = np.zeros((1, 1), np.int32), wgmma.turn(knobs) * TILE_K
+    lone, turn = np.zeros((1, 1), np.int32), turn * TILE_K
     one = np.full((40, 1), -1, np.int32)
     one[0] = 39
     full = np.zeros((32, 1), np.int32)
@@ -250,7 +315,7 @@ def cases(variant: Variant) -> Iterator[Case]:
     ):
         problem = MoeProblem(len(routed), experts, routed.shape[1], hidden, inner, product="both")
         yield case(variant, launch(knobs, problem, multiprocessors), problem, Routing(routed), seed)
-    yield from far.far_both(variant, launch, case)
+    yield from far.far_both(variant, launch, case, line)
 
 
 _RARER: tuple[dict[str, Any], ...] = (
@@ -267,7 +332,7 @@ KERNEL = Kernel(
     launch=launch,
     heuristic=_heuristic,
     few_answers=True,
-    cases=cases,
+    cases=lambda variant: cases_of(variant, launch, wgmma.turn(variant.knobs), case),
     candidates=_candidates,
     runs_on=runs_on,
     tile=tiles.maker(SPEC, STAGED),

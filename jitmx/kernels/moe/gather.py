@@ -16,7 +16,7 @@ from jitmx.kernels.moe import far
 from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.limits import require_usual
 from jitmx.kernels.moe.problem import MoeProblem
-from jitmx.kernels.moe.wgmma_arguments import ARGUMENTS, TILE_M, WIDEST, gather_case
+from jitmx.kernels.moe.wgmma_arguments import ARGUMENTS, TILE_COUNTERS, TILE_M, WIDEST, gather_case
 from jitmx.kernels.routing.problem import capacity
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
@@ -34,7 +34,7 @@ class GatherKnobs(Knobs):
     spans: int = knob(5, low=1, high=32, doc="blocks that share a tile of the schedule")
     warps: int = knob(4, choices=(1, 2, 4), doc="a block, each with 16 rows at a time")
     at_once: int = knob(3, low=1, high=4, doc="steps of 64 k whose loads a warp has under way")
-    tile_counters: bool = knob(False, doc="clears a counter of each tile too, for moe.fused")
+    tile_counters: bool = TILE_COUNTERS
     pdl: bool = PDL
 
     @property

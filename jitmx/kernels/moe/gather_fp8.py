@@ -1,4 +1,4 @@
-"""`moe.gather_fp8`: rows of x by expert, rounded to E4M3 with a scale a row on their way to `moe.wgmma_fp8`."""
+"""`moe.gather_fp8`: rows of x by expert, rounded to E4M3 with a scale a row on their way to products by wgmma."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.fp8_arguments import ARGUMENTS, gather_case
 from jitmx.kernels.moe.limits import require_usual
 from jitmx.kernels.moe.problem import MoeProblem
-from jitmx.kernels.moe.wgmma_arguments import TILE_M, WIDEST
+from jitmx.kernels.moe.wgmma_arguments import TILE_COUNTERS, TILE_M, WIDEST
 from jitmx.kernels.routing.problem import capacity
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
@@ -32,13 +32,14 @@ class GatherFp8Knobs(Knobs):
     tile_m: int = TILE_M
     rows: int = knob(16, choices=(8, 16, 32, 64), doc="rows of a tile that a block takes")
     warps: int = knob(8, choices=(4, 8, 16), doc="warps a block, each with a row at a time")
+    tile_counters: bool = TILE_COUNTERS
     pdl: bool = PDL
 
 
 def _check(knobs: GatherFp8Knobs, arch: Arch) -> None:
     if not runs_on(arch):
         raise KnobError(
-            f"moe.gather_fp8 is of moe.wgmma_fp8, which needs the instructions of sm_90a; {arch} lacks them"
+            f"moe.gather_fp8 is of products by wgmma, which need the instructions of sm_90a; {arch} lacks them"
         )
     if knobs.warps > knobs.rows:
         raise KnobError(
@@ -109,6 +110,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
 
 _RARER: tuple[dict[str, Any], ...] = (
     {"tile_m": 64, "rows": 8, "warps": 4, "pdl": False},
+    {"tile_m": 64, "rows": 16, "tile_counters": True},
 )  # fmt: skip
 
 KERNEL = Kernel(

@@ -18,7 +18,7 @@ from jitmx.registry.spec import MAX_SIZE, knob
 
 ACTIVATIONS = ("swiglu_oai", "silu")  # of gate and up
 UNGATED = ("plain", "relu2")  # of up alone: W13 has no gates
-BOUNDED = ("swiglu_oai",)  # of them, those whose h has a bound
+BOUNDED, UNBOUNDED = ACTIVATIONS[:1], ACTIVATIONS[1:]  # of them, those whose h has a bound, and others
 MX_FORMATS = ("mxfp8", "mxfp6", "mxfp4")  # with a scale a block of 32; fp8 has one a row
 X_FORMATS = ("bf16", *MX_FORMATS, "fp8")
 WEIGHT_ON = ("output", "input")

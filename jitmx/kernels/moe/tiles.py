@@ -101,9 +101,9 @@ def companions(problem: MoeProblem, variant: Variant, tile: Tile | None) -> tupl
         return tuple(found)
     problem = choice.launched(problem)
     otherwise = {} if tile is None else tile(knobs.tile_m, knobs.tile_n, None, None)
-    both = variant.spec.name == "fused"
+    both = variant.spec.name in ("fused", "fused_fp8")
     by_wgmma = variant.spec.name in ("wgmma", "wgmma_fp8")
-    reads = "wgmma" if by_wgmma and problem.h_format == "bf16" else variant.spec.name
+    reads = "wgmma" if by_wgmma else variant.spec.name
     share = {"kernel": reads, "tile_m": knobs.tile_m}  # what h looks like, and the lists
     if variant.spec.name == reads == "wgmma":  # shared memory holds stages of a tile, as of the first product
         share |= {name: getattr(knobs, name) for name in ("grain", "tile_n", "stages", "depth")}
@@ -111,8 +111,7 @@ def companions(problem: MoeProblem, variant: Variant, tile: Tile | None) -> tupl
         share |= dict(zip(("grain", "stages", "depth"), STAGED[knobs.tile_m], strict=True)) | {"tile_n": knobs.tile_n}
     if by_wgmma or both:
         gather = dataclasses.replace(problem, product="gather", residual=False)
-        counted = {"tile_counters": both} if problem.x_format == "bf16" else {}
-        found.append(Companion("moe", gather, {"tile_m": knobs.tile_m, **counted}, {}))
+        found.append(Companion("moe", gather, {"tile_m": knobs.tile_m, "tile_counters": both}, {}))
     if not both:
         found.append(Companion("moe", dataclasses.replace(problem, product="down", residual=False), share, otherwise))
     if problem.reduction == "ordered":

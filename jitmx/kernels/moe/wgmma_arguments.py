@@ -65,6 +65,7 @@ TILES_N = (128, 192, 256, 320)  # rows of W a block, 64 for each warpgroup that 
 WIDEST = 192  # of TILES_M, what heuristics take where x is in bf16: tiles of fewer rows have loops of their own
 TILE_M: Any = knob(WIDEST, choices=TILES_M, doc="rows of a tile of the schedule, at most")
 TILE_N: Any = knob(192, choices=TILES_N, doc="rows of W a block, 64 for each warpgroup that multiplies")
+TILE_COUNTERS: Any = knob(False, doc="clears a counter of each tile too, for both products in one launch")
 # Of those in bf16.
 GRAIN: Any = knob(32, choices=(8, 16, 32, 64), doc="rows by which the widths of tiles differ")
 STAGES: Any = knob(6, low=2, high=16, doc="stages of W and activations that a block keeps in shared memory")

@@ -73,7 +73,7 @@ class GroupedPlan(Plan):
         pairs = problem.m * problem.top
         parts = 0 if self.adds else pairs * problem.hidden * 2
         h = hidden_bytes(problem)
-        self._in_e4m3, self._h_in_e4m3 = problem.x_format == "fp8", problem.h_format == "fp8"
+        self._in_e4m3 = problem.x_format == "fp8"
         gathered, counters = 0, 0
         if self._gathers:
             h_bytes, x_bytes = (fp8_rows.rows_bytes if form == "fp8" else rows_bytes for form in
@@ -119,12 +119,11 @@ class GroupedPlan(Plan):
         own = {"offsets": found.offsets.data_ptr(), "counters": counters} if self._gathers else ids
         rounded: dict[str, int] = {}
         first: dict[str, int] = {}
-        second: dict[str, int] = {}
+        both: dict[str, int] = {}
         if self._in_e4m3:
             rounded = {"x_scales": memory.data_ptr() + self._scales}
-            first, second = ({"bases": bases} | rounded for bases in call.bases)
-            if not self._h_in_e4m3:
-                second = {}
+            first = {"bases": call.bases[0], **rounded}
+            both = {"w13_bases": call.bases[0], "w2_bases": call.bases[1], **rounded}
         if self._gathers:
             self._products["gather"](x=call.x, y=gathered, **lists, **own, **rounded)
         x = gathered if self._gathers else call.x
@@ -132,11 +131,11 @@ class GroupedPlan(Plan):
         if "both" in self._products:
             self._products["both"](
                 x=x, w13=w13, w13_scales=scales13, w2=w2, w2_scales=scales2, b13=call.b13, b2=call.b2, h=h, y=y,
-                **listed, **own,
+                **listed, **own, **both,
             )  # fmt: skip
         else:
             self._products["up"](x=x, weight=w13, scales=scales13, bias=call.b13, y=h, **listed, **own, **first)
-            self._products["down"](x=h, weight=w2, scales=scales2, bias=call.b2, y=y, **listed, **own, **second)
+            self._products["down"](x=h, weight=w2, scales=scales2, bias=call.b2, y=y, **listed, **own)
         if "combine" in self._products:
             self._products["combine"](x=parts, bias=call.residual, y=call.y, **ids)
 
@@ -149,7 +148,7 @@ def _check_products(problem: MoeProblem, up: Variant, down: Variant) -> None:
             "second: both read one schedule",
             f"give the second tile_m={up.knobs.tile_m}",
         )
-    reads = "wgmma" if up.spec.name == "wgmma_fp8" and problem.h_format == "bf16" else up.spec.name
+    reads = "wgmma" if up.spec.name == "wgmma_fp8" else up.spec.name
     if reads != down.spec.name:
         raise KnobError(
             f"the first product by {up.spec.name} and the second by {down.spec.name}: each reads "

@@ -1,4 +1,6 @@
-"""Experts in E4M3 with a scale a row: `moe.gather_fp8` and `moe.wgmma_fp8`, and what decoding makes of a weight."""
+"""Experts in E4M3 with a scale a row: `moe.gather_fp8`, `moe.fused_fp8` and `moe.wgmma_fp8`, and what decoding makes of
+a weight.
+"""
 
 from __future__ import annotations
 
@@ -28,20 +30,21 @@ HOPPER = arch.parse("sm_90")
 SMALL = {"tile_m": 64, "grain": 32, "tile_n": 128, "stages": 2}
 # Knobs away from their defaults that change the instructions most.
 SAMPLE: dict[str, dict[str, Any]] = {
-    "up": {"encoding": "nibble"},
-    "up, rotated, tiles of 64": {"tile_m": 64, "stages": 4, "depth": 4},
-    "up, wide rows": {"rows": "wide", "bias": False, **SMALL},
-    "up, four warpgroups": {"tile_m": 64, "tile_n": 256, "stages": 3, "depth": 4, "encoding": "nibble"},
-    "up, silu": {"activation": "silu", "encoding": "nibble"},
-    "up, silu, tiles of 64": {"activation": "silu", "tile_m": 64, "tile_n": 256, "stages": 6},
-    "up, silu, wide rows": {"activation": "silu", "rows": "wide", "bias": False, "encoding": "nibble", **SMALL},
-    "down, wide rows": {"product": "down", "rows": "wide", "encoding": "nibble"},
-    "down, deep stages": {"product": "down", "tile_m": 128, "stages": 3, "depth": 4, "pdl": False},
-    "down, wide tiles": {"product": "down", "tile_n": 128, "tile_m": 320, "grain": 32, "stages": 4, "bias": False},
+    "tiles of 192": {"encoding": "nibble"},
+    "rotated, tiles of 64": {"tile_m": 64, "stages": 4, "depth": 4},
+    "wide rows": {"rows": "wide", "bias": False, **SMALL},
+    "wide rows, nibble": {"rows": "wide", "encoding": "nibble"},
+    "four warpgroups": {"tile_m": 64, "tile_n": 256, "stages": 3, "depth": 4, "encoding": "nibble"},
+    "five warpgroups": {"tile_m": 48, "grain": 8, "tile_n": 320, "stages": 3, "depth": 4, "encoding": "nibble"},
+    "deep stages": {"tile_m": 128, "stages": 3, "depth": 4, "pdl": False},
+    "wide tiles": {"tile_n": 128, "tile_m": 320, "grain": 32, "stages": 4, "bias": False},
+    "silu": {"name": "wgmma_fp8", "encoding": "nibble"},
+    "silu, tiles of 64": {"name": "wgmma_fp8", "tile_m": 64, "tile_n": 256, "stages": 6},
+    "silu, wide rows": {"name": "wgmma_fp8", "rows": "wide", "bias": False, "encoding": "nibble", **SMALL},
 }
 
 
-def variant(name: str = "wgmma_fp8", **knobs: Any) -> Variant:
+def variant(name: str = "fused_fp8", **knobs: Any) -> Variant:
     return FAMILY.spec(name).variant(HOPPER, **knobs)
 
 
@@ -50,7 +53,7 @@ def test_products_are_those_of_rows_rounded_alike(knobs: dict[str, Any], simulat
     simulated(variant(**knobs))
 
 
-@pytest.mark.parametrize("knobs", [{}, {"tile_m": 64, "rows": 64, "warps": 16}], ids=str)
+@pytest.mark.parametrize("knobs", [{}, {"tile_m": 64, "rows": 64, "warps": 16}, {"tile_counters": True}], ids=str)
 def test_gathered_rows_are_rounded_bit_for_bit(knobs: dict[str, Any], simulated: Callable[..., Verdict]) -> None:
     assert simulated(variant("gather_fp8", **knobs)).error == 0
 
@@ -130,7 +133,7 @@ def test_the_activation_never_passes_what_h_is_scaled_for(alpha: float, limit: f
 def test_every_number_of_rows_goes_by_expert(rows: int) -> None:
     found = choose("moe", MoeProblem.on(HOPPER, m=rows, x_format="fp8"), HOPPER)
     names = [found.variant.spec.name, *(one.variant.spec.name for one in companions(found))]
-    assert names[0] == "wgmma_fp8" and names[-3:] == ["gather_fp8", "wgmma_fp8", "combine"]
+    assert names[0] == "fused_fp8" and names[-2:] == ["gather_fp8", "combine"]
     assert found.variant.knobs.encoding == "nibble" and found.variant.knobs.rows == "narrow"
 
 
@@ -145,30 +148,52 @@ def test_experts_with_silu_read_x_in_e4m3_and_h_in_bf16(model: str, rows: int) -
     assert launches[0].knobs.activation == "silu" and launches[2].knobs.encoding == "nibble"
 
 
-@pytest.mark.parametrize("activation", ["swiglu_oai", "silu"])
-@pytest.mark.parametrize("product", ["up", "down"])
-def test_of_the_two_kernels_by_wgmma_one_serves_each_product_of_fp8(activation: str, product: str) -> None:
+@pytest.mark.parametrize(
+    ("activation", "product", "kernel"),
+    [("swiglu_oai", "both", "fused_fp8"), ("silu", "up", "wgmma_fp8"), ("silu", "down", "wgmma")],
+)
+def test_one_kernel_by_wgmma_serves_what_a_launch_of_fp8_makes(activation: str, product: str, kernel: str) -> None:
     problem = MoeProblem.on(HOPPER, m=4096, x_format="fp8", activation=activation, product=product)
-    bf16 = activation == "silu" and product == "down"
     assert problem.h_format == ("bf16" if activation == "silu" else "fp8")
-    assert FAMILY.serving(problem, HOPPER) == ("wgmma" if bf16 else "wgmma_fp8",)
+    assert FAMILY.serving(problem, HOPPER) == (kernel,)
+    assert choose("moe", problem, HOPPER).variant.spec.name == kernel
 
 
-def test_knobs_that_no_launch_has_are_refused() -> None:
-    with pytest.raises(KnobError, match="activation='silu' is of product='up'"):
-        variant(product="down", activation="silu")
+def test_what_no_launch_makes_is_refused() -> None:
     silu = MoeProblem.on(HOPPER, m=64, x_format="fp8", activation="silu", product="down")
-    with pytest.raises(KnobError, match="reads h in E4M3, which activation='silu' leaves in bf16"):
+    with pytest.raises(KnobError, match="makes the first product, and not product=down"):
         FAMILY.fixed(silu, "wgmma_fp8")
     with pytest.raises(KnobError, match=r"moe\.wgmma does not take x_format='fp8'"):
         FAMILY.fixed(dataclasses.replace(silu, product="up"), "wgmma")
+    bounded = dataclasses.replace(silu, activation="swiglu_oai", product="up")
+    with pytest.raises(KnobError, match=r"leaves h in bf16, which activation='swiglu_oai' bounds; use moe\.fused_fp8"):
+        FAMILY.fixed(bounded, "wgmma_fp8")
+    with pytest.raises(KnobError, match="makes both products, and not product=up"):
+        FAMILY.fixed(bounded, "fused_fp8")
+    with pytest.raises(KnobError, match=r"activation='silu' gives no bound; use moe\.wgmma_fp8"):
+        FAMILY.fixed(dataclasses.replace(silu, product="layer"), "fused_fp8")
+    with pytest.raises(KnobError, match="does not take x_format='bf16', only fp8"):
+        FAMILY.fixed(dataclasses.replace(bounded, product="layer", x_format="bf16"), "fused_fp8")
+    for product in ("up", "down"):
+        with pytest.raises(KnobError):
+            choose("moe", dataclasses.replace(bounded, product=product), HOPPER)
+
+
+@pytest.mark.parametrize(
+    ("m", "tile"),
+    [(64, (32, 320)), (512, (32, 320)), (1024, (48, 320)), (1536, (64, 192)), (2048, (128, 192)), (4096, (192, 192)),
+     (8192, (320, 128)), (12288, (192, 192))],
+)  # fmt: skip
+def test_tiles_of_gpt_oss_hold_the_rows_of_nearly_every_expert(m: int, tile: tuple[int, int]) -> None:
+    knobs = choose("moe", MoeProblem.on(HOPPER, m=m, x_format="fp8"), HOPPER).variant.knobs
+    assert (knobs.tile_m, knobs.tile_n) == tile
 
 
 @pytest.mark.parametrize(("target", "atom"), [("sm_80", "twin"), ("sm_89", "e4m3"), ("sm_121", "mxf8f6f4")])
 def test_targets_without_it_take_a_scale_a_block_that_holds_its_largest(target: str, atom: str) -> None:
     chip = arch.parse(target)
     with pytest.raises(KnobError, match="sm_90a"):
-        FAMILY.spec("wgmma_fp8").variant(chip, pdl=False)
+        FAMILY.spec("fused_fp8").variant(chip, pdl=False)
     found = choose("moe", MoeProblem.on(chip, m=64, x_format="fp8"), chip)
     knobs = found.variant.knobs
     assert (found.variant.spec.name, knobs.x_format, knobs.scale_rule) == ("scaled", "mxfp8", "ceil")
@@ -187,4 +212,4 @@ def test_so_do_calls_that_its_kernels_do_not_take_where_it_is(m: int, more: dict
     found = choose("moe", MoeProblem.on(HOPPER, m=m, x_format="fp8", **more), HOPPER)
     knobs = found.variant.knobs
     assert (found.variant.spec.name, knobs.x_format, knobs.scale_rule) == ("scaled", "mxfp8", "ceil")
-    assert all(one.variant.spec.name != "wgmma_fp8" for one in companions(found))
+    assert all(not one.variant.spec.name.endswith("_fp8") for one in companions(found))
