@@ -71,7 +71,7 @@ def test_a_heuristic_that_no_bucket_stands_for_has_few_answers(name: str) -> Non
     shapes, x_format = ((128, 4, 2880), (8, 2, 4096), (256, 8, 7168), (32, 4, 2880)), "fp8" if "fp8" in name else "bf16"
     for experts, top, hidden in shapes:
         problems = (MoeProblem(m, experts, top, hidden, product="up", x_format=x_format) for m in range(1, 20000, 37))
-        assert len({str(KERNELS[name].heuristic(one, SM_90, 132)) for one in problems}) <= 6
+        assert len({str(KERNELS[name].heuristic(one, SM_90, 132)) for one in problems}) <= 7
 
 
 @pytest.mark.parametrize("op", [name for name, family in kernels.families().items() if family.tuning is not None])

@@ -249,7 +249,8 @@ def test_a_kernel_that_finds_no_knobs_for_a_shape_is_left_out(only_gemv: None, m
 
     linear = kernels.family("linear")
     gemv = linear.kernel("gemv")
-    roomy = dataclasses.replace(gemv, spec=dataclasses.replace(gemv.spec, name="roomy"), heuristic=none)
+    knobs = type("RoomyKnobs", (gemv.spec.knobs,), {})  # which a spec gives its name: gemv's keep theirs
+    roomy = dataclasses.replace(gemv, spec=dataclasses.replace(gemv.spec, name="roomy", knobs=knobs), heuristic=none)
     family = dataclasses.replace(linear, kernels=(gemv, roomy))
     monkeypatch.setattr(kernels, "families", lambda: {"linear": family})
     task = tune.tasks([(LinearProblem(n=777, k=2880), {"m": (4,)})])[0]
