@@ -60,6 +60,18 @@ _PART = "float* const to = partial_of(args, int(blockIdx.x), work.first) + row *
 _QUOTIENT = "return finite ? fmaf(-off, inverse_, near) : near;"
 _PAST = "    if (d >= Rotary) return;\n#pragma unroll\n    for (int i = 0; i < 4; ++i) {\n      const float a"
 
+_FACTOR = "  const float factor = merged.factor(v_scale);\n"
+_CUT_PAIR = "{ return __float_as_uint(a) >> 16 | (__float_as_uint(b) & 0xFFFF0000u); }"
+_RESULTS_CUT = (
+    "results are cut", _FACTOR,
+    _FACTOR + "  struct T { static __device__ u32 round_pair(float a, float b) " + _CUT_PAIR + " };\n",
+)  # fmt: skip
+_WEIGHTS_CUT = (
+    "weights are cut", "Product::round_pair(of[i % 2 * 2], of[i % 2 * 2 + 1]);",
+    "[](float a, float b) " + _CUT_PAIR + "(of[i % 2 * 2], of[i % 2 * 2 + 1]);",
+)  # fmt: skip
+_HALVES_CUT = ("weights are cut", "cvt.rn.f16x2.f32", "cvt.rz.f16x2.f32")
+
 _GRID = (
     ("every block merges", "      if (shared.last) {", "      if (true) {"),
     ("nobody is told to merge but by a plain store", "      __syncthreads();\n      if (shared.last) {",
@@ -91,6 +103,8 @@ _GRID = (
 )  # fmt: skip
 
 _CLUSTER = (
+    _RESULTS_CUT,
+    _WEIGHTS_CUT,
     ("the mailbox is read before all is there", "    mbarrier_wait(arrived, 0u);\n", ""),
     ("fewer bytes are expected", "* kPitch * 4));", "* kPitch * 4 - 16));"),
     ("others' barriers are taken for ready", "    cluster_wait();\n    cluster_met", "    cluster_met"),
@@ -113,6 +127,8 @@ _CLUSTER = (
 )  # fmt: skip
 
 _TREE = (
+    _RESULTS_CUT,
+    _HALVES_CUT,
     ("the scale of keys is forgotten", "args.scale * k_scale, args.soft_cap", "args.scale, args.soft_cap"),
     ("the scale of values is forgotten", "const float factor = merged.factor(v_scale);",
      "const float factor = merged.factor(1.0f);"),
@@ -259,6 +275,8 @@ _TILES = (
     ("new tokens forget old ones", "stream.steps() == 1, true,", "true, true,"),
 )  # fmt: skip
 _SPLIT = (
+    _RESULTS_CUT,
+    _HALVES_CUT,
     ("rows of cosines are found in 32 bits", "u64(position) * Rotary + u32(d < kHalf",
      "u32(position) * Rotary + u32(d < kHalf"),
     ("rows 8 to 15 are left out whatever there is", "kGroup <= 8 && rows <= 8)", "kGroup <= 8 && rows <= 16)"),
@@ -285,6 +303,8 @@ _SPLIT = (
 )  # fmt: skip
 
 _PARTS = (
+    _RESULTS_CUT,
+    _WEIGHTS_CUT,
     ("a reciprocal divides by powers of two alone", "inverse((0xFFFFu + count) / count)", "inverse(0x10000u / count)"),
     ("all blocks wait for the rows of the first", "own.rows_of(rank) * own.count", "own.rows_of(0) * own.count"),
     ("results start from a key with a logit of 0", "float most = minus_infinity(), sum", "float most = 0.0f, sum"),

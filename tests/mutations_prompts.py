@@ -31,7 +31,20 @@ VARIANTS = {
     "append-e4m3": variant("attention", "append", "sm_90a", head_dim=96, cache="e4m3", rope="interleaved", rotary=96),
 }  # fmt: skip
 
+# Upper halves of two words.
+_CUT = "[](float a, float b) { return __float_as_uint(a) >> 16 | (__float_as_uint(b) & 0xFFFF0000u); }"
+_RESULTS_CUT = ("results are cut", "return Out::round_pair(sums[j + i]", f"return {_CUT}(sums[j + i]")
+_CODED_CUT = ("results are cut", "{ return Out::round_pair(sums[j][e]", f"{{ return {_CUT}(sums[j][e]")
+_WEIGHTS_CUT = ("weights are cut", "= Product::round_pair(s[m]", f"= {_CUT}(s[m]")
+_WARPGROUPS_CUT = ("weights are cut", "= Product::round_pair(s[0]", f"= {_CUT}(s[0]")
+_TURNED_CUT = ("turned keys are cut", "  return rounded<T>(v);\n",
+    f"  constexpr auto cut = {_CUT};\n"
+    "  return {cut(v.x[0], v.x[1]), cut(v.x[2], v.x[3]), cut(v.x[4], v.x[5]), cut(v.x[6], v.x[7])};\n")  # fmt: skip
+_HALVES_CUT = ("weights are cut", "cvt.rn.f16x2.f32", "cvt.rz.f16x2.f32")
+
 _WGMMA = (
+    _RESULTS_CUT,
+    _WARPGROUPS_CUT,
     ("a stage is waited for by its parity of two rounds alone",
      "mbarrier_wait_together(empty_ + 8 * at.stage, at.parity());",
      "mbarrier_wait_together(empty_ + 8 * at.stage, at.round > 2 ? 0u : at.parity());"),
@@ -140,6 +153,8 @@ _WGMMA = (
 )  # fmt: skip
 
 _WINDOW = (
+    _RESULTS_CUT,
+    _WARPGROUPS_CUT,
     ("a request's pages begin at 32 bits", "args.block_table + tile.request.index * args.table_stride, tile.end, lane}",
      "args.block_table + int(tile.request.index * args.table_stride), tile.end, lane}"),
     ("a key that has left the window is seen", "columns_below<8 * Eights>(after - window, t);",
@@ -176,6 +191,8 @@ _WINDOW = (
 )  # fmt: skip
 
 _CODES = (
+    _RESULTS_CUT,
+    _HALVES_CUT,
     ("codes are waited for by their parity of two rounds alone", "[from.stage][warp_]), from.parity());",
      "[from.stage][warp_]), from.round > 1 ? 1u : from.parity());"),
     ("codes are read before they are there",
@@ -226,6 +243,8 @@ _ALONE = (
 )  # fmt: skip
 
 _MMA = (
+    _RESULTS_CUT,
+    _WEIGHTS_CUT,
     ("a request has two tiles of rows at most", "first = ((request.queries * Group + Rows - 1) / Rows - 1 -",
      "first = (min((request.queries * Group + Rows - 1) / Rows, 2) - 1 -"),
     ("q starts at 32 bits", "at * args.q_stride", "u32(at * args.q_stride)"),
@@ -282,6 +301,8 @@ _MMA = (
 )  # fmt: skip
 
 _TOKENS = (
+    _RESULTS_CUT,
+    _WEIGHTS_CUT,
     ("a window of all tokens ends beyond 2^31", "seen &= after > lowest - args.window + 1;",
      "seen &= after + args.window > lowest + 1;"),
     ("a request's pages begin at 32 bits", "pages_(args.block_table + request * args.table_stride)",
@@ -295,6 +316,8 @@ _TOKENS = (
 )  # fmt: skip
 
 _E4M3 = (
+    _CODED_CUT,
+    _HALVES_CUT,
     ("logits lack the scale of keys", "args.scale * k_scale, args.soft_cap", "args.scale, args.soft_cap"),
     ("results lack the scale of values",
      "row_factor<Sink>(args.sinks, head, state.base[m][half], sum, v_scale);",
@@ -316,6 +339,7 @@ _E4M3 = (
 )  # fmt: skip
 
 _APPEND = (
+    _TURNED_CUT,
     ("a request's pages begin at 32 bits", "request * args.table_stride + at / kPage",
      "int(request * args.table_stride) + at / kPage"),
     ("there are eight requests at most", "end = args.requests;", "end = min(args.requests, 8);"),

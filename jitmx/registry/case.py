@@ -195,6 +195,14 @@ def deviation(found: Array, wanted: Array, bound: Array | float = 0.0, units: fl
     return float(np.max(np.abs(wide[finite] - wanted[finite]) / allowed, initial=0.0))
 
 
+def between(found: Array, wanted: Array, bound: Array | float) -> Array:
+    """Whether each is what a value within `bound` of `wanted` is rounded to, to the nearest; with no bound, all are."""
+    bound = np.broadcast_to(bound, wanted.shape)
+    low, high = ((wanted + off).astype(found.dtype).astype(np.float64) for off in (-bound, bound))
+    wide = found.astype(np.float64)
+    return np.asarray(np.isinf(bound) | (low <= wide) & (wide <= high))
+
+
 def judged(error: float, ratio: float, gate: float) -> float:
     """An error that counts for all of an output, and the largest `deviation` of its elements, as one.
 

@@ -12,7 +12,7 @@ import numpy as np
 from jitmx.kernels.attention.drawn import FAR_TOKENS, Asked, drawn
 from jitmx.kernels.attention.problem import AttentionProblem, with_defaults
 from jitmx.kernels.attention.reference import Array
-from jitmx.registry.case import Buffer, Case, deviation, judged, relative_l2
+from jitmx.registry.case import Buffer, Case, between, deviation, judged, relative_l2
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import MAX_SIZE
 
@@ -41,6 +41,8 @@ def case(knobs: Any, asked: Asked, seed: int, geometry: Callable[[AttentionProbl
         for cache, right in zip(caches, wanted, strict=True):
             if (cache.view(np.uint8) != right.view(np.uint8)).any():
                 return float("inf")
+        if not between(out, inputs.out, inputs.level).all():
+            return float("inf")
         return judged(relative_l2(out, inputs.out), deviation(out, inputs.out, inputs.bound), gate)
 
     return Case(
@@ -131,7 +133,9 @@ def decode_cases(knobs: Any, launch: Callable[[AttentionProblem, int], Launch], 
     few, wide = min(new, 3), 3 * step
     full = (-(-(wide + 17) // knobs.page_size) | 1) * knobs.page_size - 1  # and no more than half of a run of 32
     edges = ((knobs.keys - 1, 1), (wide + 16, 1), (wide + 17 - few, few), (full, 1))
-    yield case(knobs, Asked("edges", edges, 1, window=wide, sinks=(0.0, -2.0), large=0.1), 12, on(7))
+    three = -(-3 // knobs.group)  # KV heads of query heads that have these sinks
+    level = Asked("edges", edges, three, window=wide, sinks=(0.0, -2.0, -np.inf), large=0.1, level=True)
+    yield case(knobs, level, 12, on(7))
     if knobs.windowed:  # which ends among the last old tokens that a second ring has
         brief = Asked("a short window", ((29 - few, few), (28, 1)), 1, window=12, sinks=(0.0,), large=0.1)
         yield case(knobs, brief, 14, on(7))
@@ -211,7 +215,9 @@ def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> I
         0, launch,
     )  # fmt: skip
     # Weights are about the same, so that a key too many or too few shows in every row.
-    yield case(knobs, Asked("edges", edges, 1, window=window, sinks=(0.0, -2.0), large=0.1), 5, launch)
+    three = -(-3 // knobs.group)  # KV heads of query heads that have these sinks
+    level = Asked("edges", edges, three, window=window, sinks=(0.0, -2.0, -np.inf), large=0.1, level=True)
+    yield case(knobs, level, 5, launch)
     yield case(
         knobs, Asked("bright edges", edges[1:5], 1, window=window, sinks=(0.0,), large=0.1, bright=True), 6, launch
     )

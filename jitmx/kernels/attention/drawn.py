@@ -24,6 +24,11 @@ SHIFT = 3  # of positions that are given: they need not count from a request's f
 _BRIGHT = 8  # last values of a head that make a key's weight large
 # A scale, and what it divides into halfway points of E4M3, which a product with its reciprocal lies above.
 HALVED, HALFWAY = 0.875, (1.5625, 1.8125)
+# All tokens have the same level values, of E4M3, and so has their weighted mean. Half a unit of bf16 or fp16 there is
+# 1.07 times _FINE of it: weights of that type that are about the same and rounded to the nearest are together less far
+# off, and cut ones further. _HALF is that half unit of bf16: fp16 weights tell values apart that lie just above it.
+_LEVEL, _LEVELS, _HALF = 1.875, 4, 2.0**-8
+_FINE = {"bf16": 2.0**-9, "fp16": 2.0**-12}
 SCALE = 0.3  # larger than 1 / sqrt(head_dim): weights of a few keys count
 
 
@@ -55,6 +60,7 @@ class Asked:
         rising: whether the last sixth of a request's old keys has logits twice as large as all before.
         loud: whether the first value of new keys, which no query looks at, and of new values is beyond E4M3, of every
             second token without end, and the next two of new values lie halfway between two of E4M3.
+        level: whether the last values of all tokens are the same, so that results there are known to the last bit.
     """
 
     name: str
@@ -78,6 +84,7 @@ class Asked:
     sunk: bool = False
     rising: bool = False
     loud: bool = False
+    level: bool = False
 
     def takes(self, new: int) -> bool:
         """Whether a request of so many new tokens is not left to another launch."""
@@ -99,6 +106,7 @@ class Drawn:
     out: Array
     bound: Array
     sides: dict[str, bool]
+    level: Array  # how far a result may be off before it is rounded, or infinite
 
 
 def drawn(knobs: Any, asked: Asked, seed: int) -> Drawn:
@@ -123,6 +131,11 @@ def drawn(knobs: Any, asked: Asked, seed: int) -> Drawn:
     scales = [generator.uniform(0.5, 2.0, 1 if asked.far else kv_heads).astype(np.float32) for _ in "kv"]
     if asked.loud:
         scales = [np.full_like(scale, HALVED) for scale in scales]
+    fine = _FINE[knobs.dtype if knobs.cache == "same" else "fp16"]
+    levels = np.where(np.arange(_LEVELS) % 2 == 0, _LEVEL, -_LEVEL)
+    if asked.level:
+        just_above = (1 + _HALF / _LEVEL) * (1 + 1.0625 * fine)
+        scales[1] = np.full_like(scales[1], just_above if knobs.dtype == "bf16" else 1)
     caches = [generator.standard_normal(shape) for _ in "kv"]
     if asked.sunk:
         caches[0][..., -_BRIGHT:] = 4
@@ -131,6 +144,8 @@ def drawn(knobs: Any, asked: Asked, seed: int) -> Drawn:
         caches = [to_e4m3(x, scale) for x, scale in zip(caches, per_head, strict=True)]
     else:
         caches = [x.astype(dtype) for x in caches]
+    if asked.level:
+        caches[1][..., -_LEVELS:] = levels
     behind = [(row, np.arange(max(old, 0) + new, wide * page)) for row, (old, new) in zip(table, there, strict=True)]
     for cache in caches:
         cache[1 if asked.first else 0] = np.nan
@@ -158,6 +173,8 @@ def drawn(knobs: Any, asked: Asked, seed: int) -> Drawn:
         for x in (k, v):
             x[..., 0] = beyond * np.sign(x[..., 0].astype(np.float32))
         v[..., 1:3] = HALVED * np.asarray(HALFWAY) * np.sign(v[..., 1:3].astype(np.float32))
+    if asked.level:
+        v[..., -_LEVELS:] = levels * (scales[1][0] if knobs.cache == "e4m3" else 1)
     sinks = np.resize(np.asarray(asked.sinks), heads)
     sink_type = knobs.sinks.removeprefix("sinks_")
     rounded_sinks = None
@@ -181,6 +198,11 @@ def drawn(knobs: Any, asked: Asked, seed: int) -> Drawn:
     out = np.zeros((tokens, heads, head_dim))
     left = np.zeros((tokens, heads, head_dim), dtype)
     bound = np.zeros((tokens, heads, head_dim))
+    level = np.full((tokens, heads, head_dim), np.inf)
+    if asked.level:
+        shares = np.zeros(heads, bool) if rounded_sinks is None else np.isfinite(rounded_sinks)
+        most = _LEVEL * (float(scales[1][0]) if knobs.cache == "e4m3" else 1)
+        level[:, :, -_LEVELS:] = np.where(shares, np.inf, fine * most)[:, None]
     slots = np.full(tokens, -1, np.int64)
     first_page = FAR_PAGE if asked.far else 0
     after = [cache.copy() for cache in caches]
@@ -304,7 +326,7 @@ def drawn(knobs: Any, asked: Asked, seed: int) -> Drawn:
         "scale": SCALE, "soft_cap": asked.soft_cap, "window": window, "requests": requests, "kv_heads": kv_heads,
         "scale_stride": int(not asked.far), "least_queries": asked.least_queries, **strides,
     }  # fmt: skip
-    return Drawn(named, kept_by if knobs.append else {}, out, bound, sides)
+    return Drawn(named, kept_by if knobs.append else {}, out, bound, sides, level)
 
 
 def _seen(
