@@ -164,6 +164,9 @@ def _row(
             row[both] = np.nextafter(np.float32(-1.5), np.float32(-2)), -1.5
         case "deep":
             row[min(deep + 13, vocab - 1)] = 60
+        case "rising" | "falling":  # each block's largest is larger than that of the block before, or behind
+            tops = np.arange(part // 2, vocab, part)
+            row[tops] = 60 + np.arange(len(tops))[:: 1 if kind == "rising" else -1]
         case "late":  # in the last vectors
             row[max(vocab - 17, 0)] = 60
         case "nothing":
@@ -281,10 +284,12 @@ def _cases(variant: Variant) -> Iterator[Case]:
     yield _case(variant, several, rounds + 40 * width + 1, 3, counted=False, multiprocessors=1, seed=3)
     if knobs.parts > 1:
         for seed, parts in enumerate((min(knobs.parts, 16), 2), 4):
-            card = -(-4 * parts // max(_RESIDENT // knobs.block, 1))
+            met = "behind", "tie of blocks", "infinite", "NaN", "rising", "falling"
+            then = "negative", "late", "nothing", "behind", "falling", "rising"
+            card = -(-len(met) * parts // max(_RESIDENT // knobs.block, 1))
             yield _case(
-                variant, ("behind", "tie of blocks", "infinite", "NaN"), parts * whole + 2 * width + 1, width - 1,
-                counted=bool(seed % 2), multiprocessors=card, seed=seed, then=("negative", "late", "nothing", "behind"),
+                variant, met, parts * whole + 2 * width + 1, width - 1, counted=bool(seed % 2), multiprocessors=card,
+                seed=seed, then=then,
             )  # fmt: skip
     yield _far(variant)
 
