@@ -68,6 +68,12 @@ _WORKSPACE = (
     ("a count of one block less", "(most + 1), 1u << shift", "(most + 1), (1u << shift) - 1u"),
     ("rows share a rank", "static_cast<u64*>(args.workspace) + 2 * u64(row)", "static_cast<u64*>(args.workspace)"),
     ("a block's rank is missing", "    atomicMax(most, rank);\n", "    if (part < 1u) atomicMax(most, rank);\n"),
+    ("a block that has lost two exchanges gives up", "    atomicMax(most, rank);\n",
+     "    u64 seen = 0, was;\n"
+     "    for (int i = 0; i < 2 && (was = atomicCAS(most, seen, rank)) != seen && was < rank; ++i) seen = was;\n"),
+    ("a rank that is no longer there is cleared", "    atomicMax(most, rank);\n",
+     "    atomicMax(most, rank);\n    const u64 seen = atomicMax(most, 0ull);\n"
+     "#define atomicExch(address, zero) atomicCAS(address, seen, zero)\n"),
     ("blocks count without order", "atom.acq_rel.gpu.global.inc.u32", "atom.relaxed.gpu.global.inc.u32"),
 )  # fmt: skip
 

@@ -284,7 +284,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
     yield _case(variant, several, rounds + 40 * width + 1, 3, counted=False, multiprocessors=1, seed=3)
     if knobs.parts > 1:
         for seed, parts in enumerate((min(knobs.parts, 16), 2), 4):
-            met = "behind", "tie of blocks", "infinite", "NaN", "rising", "falling"
+            met = "falling", "behind", "tie of blocks", "infinite", "NaN", "rising"
             then = "negative", "late", "nothing", "behind", "falling", "rising"
             card = -(-len(met) * parts // max(_RESIDENT // knobs.block, 1))
             yield _case(

@@ -161,7 +161,9 @@ def simulate(
         blocks: which blocks of the grid run, in this order, whole clusters of them; by default all.
         slow: the cluster, of those that run side by side, that begins when all others wait or are done; counted from
             the first, or if negative from the last. The first finds nothing old but where it polls: what is asked for
-            once, before it is waited for, is there.
+            once, before it is waited for, is there. In a kernel whose threads do not poll, each other one waits for it
+            before an atomic operation on global memory, by turns any but the first of the code; those that wait at the
+            same go on together.
         held: in a kernel whose threads poll, the cluster, counted likewise, whose threads go on behind the first of its
             atomic operations on global memory when all others wait or are done; behind the second the next cluster, and
             so on.

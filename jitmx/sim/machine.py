@@ -247,7 +247,7 @@ class Machine:
         }
         self.groups = groups
         late, events = self._hold_back(), -1
-        overtaken = self._overtaken()
+        overtaken, later = self._overtaken(), self._later()
         behind: dict[int, tuple[Array, int]] = {}  # those that others overtake, by where they go on
         self.parked: dict[int, tuple[Array, int]] = {}
         polling = self.polling
@@ -258,12 +258,13 @@ class Machine:
         full, warps, masked = self.bound.full, self.bound.whole, self.bound.masked
         while True:
             if not groups:
-                if late is not None and (self.events == events or not polling.held):
+                idle = not polling.held or (self.events == events and (not later or polling.for_mbarriers()))
+                if late is not None and idle:
                     groups[0], late = (late, int(late.sum())), None
                     continue
-                if behind and (self.events == events or not polling.held):
-                    groups.update(behind)
-                    behind.clear()
+                if behind and idle:
+                    for at in sorted(behind)[: 1 if later else None]:
+                        groups[at] = behind.pop(at)
                     continue
                 events = self.events
                 if not polling.held:
@@ -291,6 +292,11 @@ class Machine:
             looks = looks - 1 if first else 0
             pc = min(first or groups, key=rank.__getitem__) if len(groups) > 1 else next(iter(groups))
             mask, n = groups.pop(pc)
+            if late is not None and pc in later:
+                assert mask is not None
+                mask, n = self._wait_behind(behind, pc, mask, mask & later[pc])
+                if not n:
+                    continue
             block = blocks[pc]
             told = polling.watching() if signals[pc] else None
             if told is not None and block.breadth == block.width == 32:
@@ -323,13 +329,9 @@ class Machine:
                     self.join(at, woken, size)
             if overtaken and (last := (until or pc + 1) - 1) in overtaken:
                 here = self.alive if mask is None else mask
-                back = here & overtaken[last]
-                k = int(np.count_nonzero(back))
-                if k:
+                if (back := here & overtaken[last]).any():
                     assert type(after) is int
-                    before, size = behind.get(after, (back, 0))
-                    behind[after] = before | back, size + k
-                    mask, n = here & ~back, n - k
+                    mask, n = self._wait_behind(behind, after, here, back)
                     if not n:
                         polling.now = None
                         continue
@@ -389,6 +391,27 @@ class Machine:
         ends = [block.index for block in self.program.blocks if block.counts]
         lanes = ((end, self._lanes_of(self.held + i)) for i, end in enumerate(ends))
         return {end: some for end, some in lanes if some is not None}
+
+    def _later(self) -> dict[int, Array]:
+        """The lanes that wait for the slow cluster at each atomic operation behind the first; none where lanes poll.
+
+        What they have found before that is old by then. Clusters take turns in where they wait.
+        """
+        sites = [block.index for block in self.program.blocks if block.counts][1:]
+        if self.slow is None or self.program.polled or not sites:
+            return {}
+        turns = self.lane_ids // (self.width * self.cluster_size) % len(sites)
+        return {site: turns == turn for turn, site in enumerate(sites)}
+
+    @staticmethod
+    def _wait_behind(behind: dict[int, tuple[Array, int]], pc: int, mask: Array, back: Array) -> tuple[Array, int]:
+        """Put these lanes of a group with those that wait at a place; the rest of it."""
+        k = int(np.count_nonzero(back))
+        if k:
+            before, size = behind.get(pc, (back, 0))
+            behind[pc] = before | back, size + k
+        rest = mask & ~back
+        return rest, int(np.count_nonzero(rest))
 
     def _first_warp(self, pc: int, mask: Array | None, n: int) -> tuple[Array | None, int]:
         """The first warp of a group; the others stay where they are."""

@@ -48,6 +48,10 @@ class Polling:
         found &= ~self._known
         return found if found.any() else None
 
+    def for_mbarriers(self) -> bool:
+        """Whether all that have stepped back wait for an mbarrier."""
+        return all(self._known[slice(None) if mask is None else mask].all() for mask, _ in self.held.values())
+
     def wake(self, lanes: Array) -> dict[int, Group]:
         """Lanes that have stepped back look again, by where they go on."""
         self._woken[:] = False

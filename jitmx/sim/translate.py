@@ -195,6 +195,8 @@ class Translator(Emitter):
         for i, ins in enumerate(body):
             if ins.opcode[0] in _ENDS or is_barrier(ins) or counts(ins.opcode):
                 leaders.add(i + 1)
+            if counts(ins.opcode):
+                leaders.add(i)
         starts = sorted(leaders | {i for i, ins in enumerate(body) if self.members(ins) is not None})
         position = {}
         blocks = self.program.blocks

@@ -22,6 +22,20 @@ def test_who_reads_the_generation_of_a_barrier_behind_its_arrival_waits_for_ever
     assert found is not None and "polls for ever" in found
 
 
+@pytest.mark.parametrize("look", ["*(volatile u64*)most", "atomicMax(most, 0ull)"], ids=["read", "atomic"])
+def test_others_overtake_whoever_has_looked_before_it_arrives_at_a_counter_that_nobody_polls(look: str) -> None:
+    """The last block to arrive has the rank that it saw before; another may have left a larger one since."""
+    text = source(GREEDY)
+    for old, new in {
+        "    atomicMax(most, rank);\n": f"    atomicMax(most, rank);\n    const u64 seen = {look};\n",
+        "    rank = atomicExch(most, 0ull);": "    atomicExch(most, 0ull);\n    rank = seen;",
+    }.items():
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    found = fault(GREEDY, text)
+    assert found is not None and "launch" in found
+
+
 @pytest.mark.parametrize(
     ("place", "edits"),
     [
