@@ -6,6 +6,7 @@ from mutation import catalogue, variant
 
 _TILE = {"tile_n": 32, "tile_m": 16, "warps_n": 1, "warps_m": 1, "stages": 3}
 _NATIVE = {"reduction": "atomic", "tile_n": 64, "tile_m": 16, "warps_n": 4, "stages": 3}
+_OWN = "  if (lane < rows) atomicMax(ranks + lane, found);\n"
 
 VARIANTS = {
     "values-gemv": variant("linear", "gemv", "sm_121a", m=4, bias=True, encoding="nibble", warps=4, split_k=2),
@@ -148,6 +149,12 @@ MUTATIONS = catalogue(VARIANTS, {
         ("a NaN is the largest", "value != value ? 0u :", "value != value ? 0xFFFFFFFFu :"),
         ("numbers below zero are in reverse", "bits >> 31 ? 0xFFFFFFFFu : 0x80000000u", "0x80000000u"),
         ("zeros have signs", "__float_as_uint(value + 0.f)", "__float_as_uint(value)"),
+        *(
+            (f"the last block has a rank that it found before it came, by {look}", _OWN,
+             f"{_OWN}  const u64 seen = lane < rows ? {look} : 0ull;\n"
+             "#define atomicExch(address, zero) (atomicExch(address, zero), seen)\n")
+            for look in ("*(volatile u64*)(ranks + lane)", "atomicMax(ranks + lane, 0ull)")
+        ),
     ),
     "values-stream-pair": (
         ("the low part of the residual is not read",

@@ -105,10 +105,11 @@ def make_case(variant: Variant, launch: Launch, rows: int, n: int, k: int, seed:
         values = np.nan_to_num(_packed(codes, scales, variant)[2]) * (norm if has("norm") else 1)
         x[0] = np.linalg.lstsq(values, np.full(n, -8.0), rcond=None)[0].astype(stored)
         bias[:], residual[:] = -np.abs(bias), -np.abs(residual)
-    elif special == "last":
-        best = int(np.nanargmax(_sums(x[0], bias, residual, codes, scales, variant, norm)))
+    elif special == "rising":  # from block to block, in the first row; in the second it mostly falls
+        x[1:2] = -x[0]
+        order = np.argsort(np.nan_to_num(_sums(x[0], bias, residual, codes, scales, variant, norm), nan=-np.inf))
         for part in (codes, scales, bias, residual.T):
-            part[[best, n - 1]] = part[[n - 1, best]]
+            part[:] = part[order]
     elif has("argmax"):
         _tie(x, bias, residual, codes, scales, variant, seed, norm)
     words, packed, weight = _packed(codes, scales, variant)

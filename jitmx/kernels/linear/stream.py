@@ -260,11 +260,12 @@ def _cases(variant: Variant) -> Iterator[Case]:
             yield make_case(variant, geometry, rows, n, k, seed)
     few, k = 2 * TILE_ROWS + 1, max(least_tiles(knobs), knobs.chunk if knobs.whole else 1) * TILE_K
     sets = knobs.warps if knobs.resident else knobs.warps // knobs.split_k
-    wide = 2 * sets * knobs.tile_rows * TILE_ROWS - 7  # every warp has some, and the last one the largest
-    for special, n in (("nan", few), ("below", few), ("last", wide)) if knobs.argmax else ():
-        geometry = launch(knobs, LinearProblem(1, n, k), spare)
+    wide = 4 * sets * knobs.tile_rows * TILE_ROWS - 7  # every warp of four blocks has some, and the last the largest
+    for special, n, blocks in (("nan", few, 2), ("below", few, 2), ("rising", wide, 4)) if knobs.argmax else ():
+        rows = min(knobs.m, blocks // 2)
+        geometry = launch(knobs, LinearProblem(rows, n, k), knobs.cluster * (blocks + SPARE_CLUSTERS[knobs.cluster]))
         if geometry.shared_bytes <= variant.arch.shared_bytes:
-            yield make_case(variant, geometry, 1, n, k, len(shapes), special)
+            yield make_case(variant, geometry, rows, n, k, len(shapes), special)
     if not knobs.argmax:  # whose blocks all wait for one another, and which writes no Y
         yield from _far_cases(variant)
 
