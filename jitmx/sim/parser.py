@@ -332,7 +332,8 @@ class _Parser:
                 return Pair(first, self.operand(function, scope))
             if following in ("+", "-") and isinstance(first, Symbol):
                 self.at += 1
-                return Symbol(first.name, (1 if following == "+" else -1) * number(self.take()).value)
+                sign = (1 if following == "+" else -1) * (-1 if self.accept("-") else 1)
+                return Symbol(first.name, sign * number(self.take()).value)
             return first
         if what in ("number", "float"):
             self.at += 1

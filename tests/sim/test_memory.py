@@ -125,6 +125,12 @@ def test_narrow_loads_extend_into_wide_registers() -> None:
     assert memory.download(out, "i8", (2,))[1] == np.int16(np.uint16(0xFF80).view("i2"))
 
 
+def test_an_address_before_a_variable_is_understood_and_out_of_bounds() -> None:
+    """NVRTC writes it with both signs."""
+    with pytest.raises(SimulationError, match="writes 4 bytes of shared memory out"):
+        launch("mov.u32 r0, 7;\nst.shared.u32 [tile+-16], r0;", [], Memory(), block=1, declare=SHARED)
+
+
 def test_what_lies_between_variables_of_shared_memory_is_nobodys() -> None:
     declare = "\n".join(f".shared .align {align} .b8 {name}[64];" for name, align in (("one", 4), ("two", 64)))
     declare += "\n.extern .shared .align 128 .b8 rest[];"
