@@ -23,6 +23,7 @@ VARIANTS = {
     "attention-window": variant(
         "attention", "decode", "sm_121a", windowed=True, soft_cap=True, **_SMALL | {"stages": 3}
     ),
+    "attention-four": variant("attention", "decode", "sm_121a", windowed=True, **_SMALL | {"stages": 4}),
     "attention-three": variant("attention", "decode", "sm_90a", **_SMALL | {"group": 3}),
     "attention-present": variant("attention", "decode", "sm_80", append=False, pdl=False, **_SMALL | {"keys": 32}),
     "attention-team": variant(
@@ -245,7 +246,13 @@ _PRESENT = (
     ("queries are read before they are there", "    __syncthreads();\n\n    State state;", "\n    State state;"),
 )  # fmt: skip
 
+_PAGES = (
+    "pages are found for the first steps alone", "    find(step + 1, page_);",
+    "    if (step < kStages) find(step + 1, page_);",
+)  # fmt: skip
+
 _TEAM = (
+    _PAGES,
     ("warps of a ring do not meet", "    barrier(u32(1 + ring), kTeam * 32u);", "    __syncwarp();"),
     ("rings share a barrier", "    barrier(u32(1 + ring), kTeam * 32u);", "    barrier(1u, kTeam * 32u);"),
     ("all warps take the first rows", "tile = warp % kTeam * (16 * kTiles);", "tile = warp % 2 * 16;"),
@@ -328,6 +335,7 @@ _FAULTS = {
     "attention-ahead": _AHEAD,
     "attention-grid": _GRID,
     "attention-cluster": _CLUSTER,
+    "attention-four": (_PAGES,),
     "attention-tree": _TREE,
     "attention-window": _WINDOW,
     "attention-three": (("nine rows are eight", "rows <= 8)", "rows <= 9)"),),

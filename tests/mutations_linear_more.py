@@ -143,6 +143,11 @@ MUTATIONS = catalogue(
         ),
         "more-share": (
             (
+                "groups beyond the lanes of a warp have no barrier",
+                "for (int i = lane; i < group_count; i += 32) {",
+                "if (int i = lane; i < group_count) {",
+            ),
+            (
                 "quotients are cut off a place early",
                 "__fdividef(float(a) + 0.5f, float(b))",
                 "__fdividef(float(a), float(b))",
@@ -285,6 +290,11 @@ MUTATIONS = catalogue(
                 "row_blocks = (args.n + kTileN - 2) / kTileN",
             ),
             ("whole packed tiles are one more", "(args.n + 15) / 16, row,", "(args.n + 16) / 16, row,"),
+            (
+                "a pair of features past the last is stored where their number is even",
+                "const bool first = m < args.rows && n < args.n",
+                "const bool first = m < args.rows && n <= args.n",
+            ),
             (
                 "a group of tiles is as wide as all that are left",
                 "min(kGroup, column_blocks - group * kGroup)",

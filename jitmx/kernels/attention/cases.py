@@ -91,7 +91,8 @@ def decode_cases(knobs: Any, launch: Callable[[AttentionProblem, int], Launch], 
     step = knobs.keys * knobs.warps * 16 * knobs.row_tiles // (knobs.rows // knobs.group_split)
     share = max(step, LEAST)
     long = {"cluster": knobs.parts, "global": 2, "none": 0}[knobs.reduction] * share + step // 2 + 3
-    long = max(long, step * (knobs.stages + 1) + 5)
+    # Within a window too, a ring goes on by two steps whose pages it finds on its way.
+    long = max(long, step * (knobs.stages + 1 + knobs.windowed) + 5)
     window = long - step // 2 - 7
     new = min(most_queries, 5)
 
@@ -163,6 +164,8 @@ def decode_cases(knobs: Any, launch: Callable[[AttentionProblem, int], Launch], 
     lost = Asked("no numbers", ((step + 2, min(new, 2)), (step + 2, 1), (step + 5, 1)), 1, window=MAX_SIZE, lost=True)
     yield case(knobs, lost, 15, on(7))
     if knobs.reduction == "global":
+        # A block has steps enough for its ring to go on by some whose pages it finds on its way.
+        yield case(knobs, Asked("one block", ((step * (knobs.stages + 3), 1),), 1, MAX_SIZE), 16, on(1))
         # The last blocks of a request have larger logits than those that are merged before.
         rising = Asked("many blocks a request", ((12 * share - 7, 1),), 1, 12 * share, soft_cap=30.0, rising=True)
         yield case(knobs, rising, 3, on(12))

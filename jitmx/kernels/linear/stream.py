@@ -247,6 +247,8 @@ def _cases(variant: Variant) -> Iterator[Case]:
                 -(-max(long, knobs.chunk + 2) // unit) * unit * TILE_K,
             ),
         ]
+    if knobs.share and knobs.resident and not knobs.ahead:  # more groups than lanes of the warp that asks for them
+        shapes.append((1, 68 * knobs.cluster * knobs.tile_rows * TILE_ROWS, least_tiles(knobs) * TILE_K - 32))
     if knobs.ahead:  # threads that have nothing of X to bring ask for weights all the same
         shapes.append((1, 80 * knobs.tile_rows * TILE_ROWS, least_tiles(knobs) * TILE_K - 32))
     if knobs.norm:
