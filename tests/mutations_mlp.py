@@ -40,6 +40,16 @@ MUTATIONS = catalogue(
             ("a sigmoid falls", "exp2_fast(-1.4426950408889634f", "exp2_fast(1.4426950408889634f"),
             ("the power is of e", "exp2_fast(-1.4426950408889634f", "exp2_fast(-1.f"),
             ("values are cut off, not rounded", "cvt.rn.bf16.f32", "cvt.rz.bf16.f32"),
+            (
+                "a gate whose power is infinite is no number",
+                "return __fdividef(x, 1.f + exp2_fast(-1.4426950408889634f * a * x));",
+                "const float e = exp2_fast(1.4426950408889634f * a * x);\n  return x * __fdividef(e, 1.f + e);",
+            ),
+            (
+                "gates far below zero count as one that is less far",
+                "exp2_fast(-1.4426950408889634f * a * x)",
+                "exp2_fast(fminf(-1.4426950408889634f * a * x, 20.f))",
+            ),
         ),
         "swiglu-gemv-split": (
             ("ups are gates once more", "partial[p][j / 8 * 16 + 8 + j % 8]", "partial[p][j / 8 * 16 + j % 8]"),
@@ -54,6 +64,11 @@ MUTATIONS = catalogue(
                 "",
             ),
             ("the low part of Y is what was kept", "T::round(value - T::widen(kept))", "T::round(0.f * value)"),
+            (
+                "the low part of Y is cut",
+                "T::round(value - T::widen(kept))",
+                "u16(__float_as_uint(value - T::widen(kept)) >> 16)",
+            ),
             ("low parts lie behind eight rows", "(u64)args.rows * args.n + at", "(u64)kM * args.n + at"),
             ("every row gets the first one's residual", "(args.residual)[at]", "(args.residual)[n]"),
         ),

@@ -228,15 +228,13 @@ def pair_l2(found: Array, wanted: Array) -> float:
 
 
 def pair_deviation(found: Array, wanted: Array, bound: Array | float = 0.0) -> float:
-    """`deviation` of the sum of a pair [2, ...], whose unit is that of the second tensor."""
+    """`deviation` of the sum of a pair [2, ...], the second of which is rounded to the nearest: half a unit of it."""
     kept, lost, wanted = _within_range(found, wanted)
     both = kept + lost
     if not np.array_equal(np.isnan(both), np.isnan(wanted)):
         return float("inf")
     there = np.isfinite(wanted)
-    unit = places(wanted, found.dtype) * 2.0 ** -ml_dtypes.finfo(found.dtype).nmant
-    unit = unit + places(np.zeros(()), found.dtype)
-    allowed = (np.broadcast_to(bound, wanted.shape) + unit)[there]
+    allowed = (np.broadcast_to(bound, wanted.shape) + 0.5 * places(lost, found.dtype))[there]
     return float(np.max(np.abs(both - wanted)[there] / allowed, initial=0.0))
 
 

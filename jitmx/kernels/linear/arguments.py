@@ -84,8 +84,6 @@ def make_case(variant: Variant, launch: Launch, rows: int, n: int, k: int, seed:
         x = norm_rows(x, epsilon, seed)
     elif getattr(knobs, "activation", "none") != "none":
         x = _quantizer_rows(x, formats.get(X_FORMATS[knobs.activation]), generator)
-    elif swiglu:
-        x[0] *= 4  # gates on both sides of where the sigmoid is one or nothing
     if rows > 2 and not (special or has("argmax") or has("norm") or getattr(knobs, "activation", "none") != "none"):
         # All of its row is, and no other: not one that goes on into the next row or begins anew behind its end.
         x[1 if swiglu else seed % 2, [0, k // 2]] = np.nan
@@ -113,6 +111,8 @@ def make_case(variant: Variant, launch: Launch, rows: int, n: int, k: int, seed:
     elif has("argmax"):
         _tie(x, bias, residual, codes, scales, variant, seed, norm)
     words, packed, weight = _packed(codes, scales, variant)
+    if swiglu and not has("norm"):
+        x[0] *= gated.reach(x[0].astype(np.float64) @ np.nan_to_num(weight).T)
     low = (residual.astype(np.float64) * generator.uniform(-(2.0**-9), 2.0**-9, (rows, n))).astype(stored)
     wide = activations(x.astype(np.float64), norm.astype(np.float64) if has("norm") else None, variant, epsilon)
     wanted = reference(wide, weight, bias.astype(np.float64) if has("bias") else None)

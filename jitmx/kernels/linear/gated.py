@@ -40,6 +40,13 @@ def silu(gate: Floats) -> Floats:
         return np.asarray(gate / (1 + np.exp(-gate)))
 
 
+def _slope(gate: Floats) -> Floats:
+    """The steepest that SiLU is up to a gate: 1.1, but far below zero, where it falls ever less."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        sigmoid = 1 / (1 + np.exp(-gate))
+        return np.where(gate < -4, np.abs(sigmoid * (1 + gate * (1 - sigmoid))), 1.1)
+
+
 def reference(sums: Floats, bound: Floats) -> tuple[Floats, Floats]:
     """up * silu(gate) of a product, and how far it may be off where the product may be off by `bound`.
 
@@ -48,15 +55,22 @@ def reference(sums: Floats, bound: Floats) -> tuple[Floats, Floats]:
     (gate, up), (gate_off, up_off) = gates_and_ups(sums), gates_and_ups(bound)
     with np.errstate(invalid="ignore", over="ignore"):
         h = up * silu(gate)
-        off = 1.1 * gate_off * (np.abs(up) + up_off) + np.abs(silu(gate)) * up_off
+        off = _slope(gate + gate_off) * gate_off * (np.abs(up) + up_off) + np.abs(silu(gate)) * up_off
         off = off + np.abs(h) * (2.0**-19 + np.abs(gate) * 2.0**-22) + np.where(gate < -80, np.abs(up) * 2.0**-110, 0)
         # Of a subnormal quotient a part may be lost.
         return h, off + 2.0**-126 * (1 + np.abs(up))
 
 
+def reach(sums: Floats) -> float:
+    """What a row of X is to be multiplied by, so that the power of some gates is beyond fp32, and that of others 0."""
+    gate = gates_and_ups(sums)[0]
+    least = max(min(gate.max(), -gate.min()), 1)
+    return float(2.0 ** np.ceil(np.log2(100 / least)))
+
+
 def sides(sums: Floats, far: bool) -> dict[str, bool]:
-    """Edges of SiLU: the gate's sign, and where gates reach so `far`, where they count as they are or for nothing."""
+    """Edges of SiLU: the gate's sign, and where gates reach so `far`, where its power is beyond fp32 or nothing."""
     gate = gates_and_ups(sums)[0]
     found = {"gate below zero": bool((gate < -0.1).any()), "gate above zero": bool((gate > 0.1).any())}
-    ends = {"gate far below zero": bool((gate < -10).any()), "gate far above zero": bool((gate > 10).any())}
+    ends = {"gate far below zero": bool((gate < -90).any()), "gate far above zero": bool((gate > 90).any())}
     return found | ends if far else found
