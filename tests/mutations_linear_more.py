@@ -256,6 +256,16 @@ MUTATIONS = catalogue(
         ),
         "more-tile-late": (
             (
+                "parts are added from that of the last block on",
+                "load_once(parts + (p * kVectors + v) * kThreads)",
+                "load_once(parts + ((p + part) % kSplitK * kVectors + v) * kThreads)",
+            ),
+            (
+                "slices begin at whole shares of the steps",
+                "begin = steps * part / kSplitK,",
+                "begin = steps / kSplitK * part,",
+            ),
+            (
                 "whether it is the last is read before it is known",
                 "kSplitK);\n  __syncthreads();\n  if (!*last)",
                 "kSplitK);\n  if (!*last)",
@@ -284,6 +294,16 @@ MUTATIONS = catalogue(
             ),
         ),
         "more-scaled": (
+            (
+                "parts are added from that of the last block on",
+                "partial[(p * kSums + i) * kThreads]",
+                "partial[((p + slice) % kSplitK * kSums + i) * kThreads]",
+            ),
+            (
+                "slices begin at whole shares of the chunks",
+                "int chunk = chunks * slice / kSplitK;",
+                "int chunk = chunks / kSplitK * slice;",
+            ),
             (
                 "a tile with a lone feature is none",
                 "row_blocks = (args.n + kTileN - 1) / kTileN",

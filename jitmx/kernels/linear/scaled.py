@@ -317,7 +317,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
     shapes = (
         (1, 1, 32),
         (knobs.tile_m, 48, 2 * deep),
-        (knobs.tile_m + 3, knobs.tile_n + 25, 3 * deep + TILE_K - 32),
+        (knobs.tile_m + 3, knobs.tile_n + 25, 3 * deep + (knobs.split_k - 1) * CHUNK * TILE_K - 32),
         ((_GROUP + 1) * knobs.tile_m, 2 * knobs.tile_n - 2, 32),
     )
     for seed, (rows, n, k) in enumerate(shapes):

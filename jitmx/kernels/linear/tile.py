@@ -227,7 +227,8 @@ def _cases(variant: Variant) -> Iterator[Case]:
     """Two short rows of whole steps of k; ragged rows, features and k with rows of Y that start anywhere; a whole tile
     of rows, of whole packed tiles over two tiles; a lone feature, and a lone row in the last tile.
 
-    The second of the short rows starts in the middle of a vector. The ring goes round in every slice of k of the third.
+    The second of the short rows starts in the middle of a vector. The ring goes round in every slice of k of the third,
+    of which all but one are a step longer than the shortest.
     Where few enough tiles of tokens take turns at a weight, there is one more, all of it whole tiles.
     """
     knobs = variant.knobs
@@ -235,7 +236,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
     shapes: tuple[tuple[int, int, int], ...] = (
         (2, 4, knobs.split_k * knobs.tile_k),
         (2 * knobs.tile_m - 3, knobs.tile_n + 11, knobs.split_k * knobs.tile_k + 32),
-        (knobs.tile_m, 2 * knobs.tile_n - TILE_ROWS, around - 32),
+        (knobs.tile_m, 2 * knobs.tile_n - TILE_ROWS, around + (knobs.split_k - 1) * knobs.tile_k - 32),
         (knobs.tile_m + 1, 1, knobs.split_k * knobs.tile_k),
     )
     if knobs.group * knobs.tile_m <= 128:
