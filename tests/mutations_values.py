@@ -135,6 +135,9 @@ MUTATIONS = catalogue(VARIANTS, {
          "bits <= 0x00800000u ? 0x00400000u : bits == 0x7F800000u ? 0x7FFFFFFFu : bits"),
     ),
     "values-stream-norm": (
+        ("X times its weight is cut", "u32(T::round(T::low(x) * T::low(g)))",
+         "(__float_as_uint(T::low(x) * T::low(g)) >> 16)"),
+        ("the inverse root is rounded", "return square_sums[m];", "return T::widen(T::round(square_sums[m]));"),
         ("epsilon is a constant",
          "__fdividef(sum, float(args.k)) + args.epsilon",
          "__fdividef(sum, float(args.k)) + 1e-5f"),

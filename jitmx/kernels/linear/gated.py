@@ -13,8 +13,6 @@ from jitmx.kernels.linear.layout import TILE_ROWS
 Floats = npt.NDArray[np.float64]
 
 HALF = TILE_ROWS // 2
-# Relative L2 where X is rounded on its way: what a sum is off by counts as often as a gate is large.
-GATE = 0.02
 
 
 def whole_rows(knobs: Any, n: int) -> int:
