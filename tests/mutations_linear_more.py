@@ -458,8 +458,4 @@ ESCAPES = (
         "more-share: quotients are cut off a place early",
         "a whole quotient that comes out one less leaves a whole round over: every cluster has the share it had",
     ),
-    (
-        "more-image: tiles past the 64th are not awaited",
-        "it takes more than 64 tiles of rows of X: no case is as large",
-    ),
 )
