@@ -15,7 +15,7 @@ from contracts import some
 from evidence import drawn
 from jitmx import arch, kernels
 from jitmx.cli import targets
-from jitmx.registry.case import Case, deviation, judged, pair_deviation, summed, untouched
+from jitmx.registry.case import Case, between, deviation, judged, pair_deviation, summed, untouched
 from jitmx.registry.key import frame
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import Variant
@@ -124,6 +124,21 @@ def test_deviation_knows_nan_infinity_and_subnormals(dtype: type) -> None:
     other = found.copy()
     other[5] = np.inf
     assert deviation(other, wanted) == np.inf
+
+
+def test_what_is_cut_is_not_between_what_values_within_a_bound_are_rounded_to() -> None:
+    wanted = np.array([1.875, 1.875, 1.8789065, 1.8789065])
+    found = np.array([1.875, 1.8671875, 1.8828125, 1.875]).astype(ml_dtypes.bfloat16)
+    assert between(found, wanted, 1e-7).tolist() == [True, False, True, False]
+    assert between(found, wanted, 1e-6).tolist() == [True, False, True, True]
+    assert between(found, wanted, np.inf).all() and not between(np.full(4, np.nan, found.dtype), wanted, 1.0).any()
+
+
+def test_the_low_part_of_a_pair_is_rounded_to_the_nearest() -> None:
+    wanted = np.array([1.0 + 2.0**-9 + 2.0**-16 * 0.7])
+    high, low = np.ones(1), np.array([2.0**-9])
+    pairs = [np.stack([high, low + places]).astype(ml_dtypes.bfloat16) for places in (2.0**-16, 0.0)]
+    assert [pair_deviation(pair, wanted) <= 1.0 for pair in pairs] == [True, False]
 
 
 def test_a_pair_is_held_to_the_unit_of_its_low_part() -> None:
