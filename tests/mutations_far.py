@@ -48,6 +48,7 @@ VARIANTS = {
     "far-route": variant("routing", "route", "sm_121a", cluster=False, splits=2, tokens=8, parts=1, depth=2),
     "far-many": variant("routing", "many", "sm_121a", k=8),
     "far-topk": variant("routing", "topk", "sm_121a"),
+    "far-select": variant("topk", "select", "sm_121a", dtype="fp32", block=128, vectors=2, parts=4),
     "far-quantize": variant("quantize", "quantize", "sm_121a", block=128, vectors=1),
     "far-dequantize": variant("quantize", "dequantize", "sm_121a", block=128, vectors=1),
     "far-pack": variant("pack", "pack", "sm_121a", encoding="nibble"),
@@ -224,6 +225,16 @@ MUTATIONS = catalogue(VARIANTS, {
          "u32(min(rows + row, last)) * (args.h * 2)"),
         ("ids are found by an int of bytes", "args.ids[at] = choice.id;",
          "*reinterpret_cast<int*>(reinterpret_cast<char*>(args.ids) + int(u32(at) * 4)) = choice.id;"),
+    ),
+    "far-select": (
+        ("a share's begin is found in 32 bits", "u32(u64(all) * part >> shift)", "u32(all * part >> shift)"),
+        ("a share's end is found in 32 bits", "u32(u64(all) * (part + 1) >> shift)", "u32(all * (part + 1) >> shift)"),
+        ("vectors are found by an int of bytes", "load_or_zero(source + next + i * kThreads,",
+         "load_or_zero(reinterpret_cast<const Vec4*>(reinterpret_cast<const u8*>(source) + "
+         "int((next + i * kThreads) * 16u)),"),
+        ("indices have 28 bits", "head + at * kWidth + j)", "(head + at * kWidth + j) % (1u << 28))"),
+        ("ranks of a block are found by 16 bits", "((u64(row) << shift) + part) * each",
+         "((u64(row) << shift) + u16(part)) * each"),
     ),
     "far-topk": (
         ("logits are counted in 32 bits", "(u64)token * kExperts +", "token * kExperts +"),

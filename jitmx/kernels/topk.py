@@ -275,6 +275,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
                 variant, ("late crowd", kind, "crowd"), parts * knobs.block * width + 2 * width + 1, k, width - 1,
                 multiprocessors=card, seed=seed, then=("flat", "mostly NaN", "few values"),
             )  # fmt: skip
+        yield _far_share(variant)
     yield _far(variant)
 
 
@@ -300,6 +301,46 @@ def _far(variant: Variant) -> Case:
         blocks=(_FAR_ROWS - 1,),
         fixed=small.fixed,
     )
+
+
+def _far_share(variant: Variant) -> Case:
+    """The last block of the longest row: what is before its share, times blocks, passes 2^32 vectors.
+
+    A row has more blocks than `launch` gives it, so that the share of one is short.
+    """
+    knobs, k = variant.knobs, 2
+    vocab, width = MAX_VOCAB - 3, 16 // _SIZES[knobs.dtype]
+    vectors = vocab // width
+    shift = (vectors // (knobs.block * knobs.vectors)).bit_length()
+    parts = 1 << shift
+    first = vectors * (parts - 1) >> shift
+    size = (vectors - first) * width
+    share = _row("few values", size, knobs, np.random.default_rng(0)).astype(_STORED[knobs.dtype])
+    wanted, found = _checked(share[None], k, size)
+    found = found + first * width
+    ranks = 16 + 8 * k * (parts - 1)
+    workspace = np.zeros((2, 16), np.uint8)  # the counter, and ranks of the last block
+    return Case(
+        name=f"the last of {parts} blocks of a row of {vocab}",
+        launch=Launch(parts, workspace=ranks + 16),
+        values={
+            "x": Buffer(share.reshape(1, -1)).spread([first * 16], vocab * _SIZES[knobs.dtype], fill=255),
+            "values": Buffer(wanted[0], scratch=True), "indices": Buffer(found, scratch=True),
+            "stride": vocab, "vocab": vocab, "k": k, "shift": shift,
+            "workspace": Buffer(workspace, output=True, scratch=True).spread([0, ranks], ranks + 16),
+        },
+        check=lambda outputs: _rank_error(outputs[0][1], wanted[0][0], found[0]),
+        gate=0.0,
+        blocks=(parts - 1,),
+        fixed=("stride", "vocab", "k", "shift"),
+    )  # fmt: skip
+
+
+def _rank_error(stored: Array, values: Array, places: Array) -> float:
+    """Share of ranks, 64 bits each (`ranked` in epilogue/argmax.cuh), that are wrong."""
+    bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
+    keys = bits ^ np.where(bits >> np.uint64(31), np.uint64(0xFFFFFFFF), np.uint64(0x80000000))
+    return mismatches(stored.view(np.uint64), keys << np.uint64(32) | np.uint64(0xFFFFFFFF) - places.astype(np.uint64))
 
 
 def _heuristic(problem: TopkProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
