@@ -17,7 +17,9 @@ _NEXT = "if (more) x = Vectors::load(args.x + u64(next) * args.stride, args.vect
 _AGAIN = "    x = Vectors::load(args.x + u64(row) * args.stride, args.vectors);\n  }"
 _SUM = "Vectors::block_sum(mine, sums[turn])"
 _SCALE = f"rsqrtf(fmaf({_SUM}, args.inverse, args.epsilon))"
-_PRODUCT = "T::low(x) * scale * T::low(weight), T::high(x) * scale * T::high(weight)"
+_LOW, _HIGH = "T::low(x) * scale * T::low(weight)", "T::high(x) * scale * T::high(weight)"
+_LARGEST = "3.3895314e38f"  # of bf16
+_PRODUCT = f"{_LOW}, {_HIGH}"
 
 MUTATIONS = catalogue(VARIANTS, {
     "norm-rms": (
@@ -75,6 +77,10 @@ MUTATIONS = catalogue(VARIANTS, {
          "fminf(T::low(x), 65504.f) * scale * T::low(weight), fminf(T::high(x), 65504.f) * scale * T::high(weight)"),
         ("zeros have no sign", _PRODUCT,
          "T::low(x) * scale * T::low(weight) + 0.f, T::high(x) * scale * T::high(weight) + 0.f"),
+        ("results end at the largest", _PRODUCT,
+         f"{_LOW} > {_LARGEST} ? {_LARGEST} : {_LOW}, {_HIGH} > {_LARGEST} ? {_LARGEST} : {_HIGH}"),
+        ("results end at the least", _PRODUCT,
+         f"{_LOW} < -{_LARGEST} ? -{_LARGEST} : {_LOW}, {_HIGH} < -{_LARGEST} ? -{_LARGEST} : {_HIGH}"),
     ),
     "norm-rms-two": (
         ("the wait is gone", _WAIT, ""),
@@ -93,6 +99,10 @@ MUTATIONS = catalogue(VARIANTS, {
     ),
     "norm-concat": (
         ("the wait is gone", _WAIT, ""),
+        ("results end at the largest", _PRODUCT,
+         f"{_LOW} > {_LARGEST} ? {_LARGEST} : {_LOW}, {_HIGH} > {_LARGEST} ? {_LARGEST} : {_HIGH}"),
+        ("results end at the least", _PRODUCT,
+         f"{_LOW} < -{_LARGEST} ? -{_LARGEST} : {_LOW}, {_HIGH} < -{_LARGEST} ? -{_LARGEST} : {_HIGH}"),
         ("ids are read before the wait", _WAIT, "  if (load_id(args.ids, row, false) == 7) return;\n" + _WAIT),
         ("y is written before the wait", _WAIT,
          "  if (threadIdx.x == 0u) args.y[blockIdx.x * args.vectors] = Vec4{};\n" + _WAIT),

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from jitmx.errors import KnobError
@@ -18,6 +19,8 @@ from jitmx.kernels.norm.rms import (
     RmsKnobs,
     check_capacity,
     contract,
+    large_rows,
+    large_weight,
     reference,
     row_error,
 )  # fmt: skip
@@ -77,6 +80,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
     yield _case(knobs, [1 << 32, 1], 2, 40, generator, wide=True, epsilon=0.0)
     for epsilon in (EPSILON, 0.0):
         yield _case(knobs, [*range(7), 7], 7, ragged, generator, normed=True, epsilon=epsilon, every=True)
+    yield _case(knobs, [0, 1, 2], 3, 40, generator, normed=True, epsilon=0.0, beyond=True)
     yield from _far(knobs, generator)
 
 
@@ -115,11 +119,13 @@ def _far(knobs: RmsKnobs, generator: np.random.Generator) -> Iterator[Case]:
 def _case(
     knobs: RmsKnobs, ids: Sequence[int], rows_of_table: int, hidden: int, generator: np.random.Generator, *,
     wide: bool = False, normed: bool = False, epsilon: float = EPSILON, pad: int = 0, every: bool = False,
+    beyond: bool = False,
 ) -> Case:  # fmt: skip
     """Rows of the table with these ids beside as many of x, `pad` values apart, which are NaN.
 
     Args:
         every: whether both have rows of zeros, of tiny and of huge values, and such with what is no number or infinite.
+        beyond: whether results of both are up to the largest that there is, and beyond it.
     """
     stored, rows = STORED[knobs.dtype], len(ids)
     table, x = (
@@ -135,10 +141,16 @@ def _case(
             part[4, 6 + odd], part[5, hidden // 2 - odd] = np.nan, -np.inf
             part[6] = generator.standard_normal(hidden) * 2.0**-10  # whose mean square is about epsilon
     weights = [generator.uniform(-1.5, 1.5, hidden).astype(stored) for _ in range(2)]
+    if beyond:
+        table, x = (large_rows(stored, hidden) for _ in range(2))
+        for weight in weights:
+            large_weight(weight)
     there = np.array([0 <= one < rows_of_table for one in ids])
     looked_up = table[np.where(there, ids, 0)]
     wanted = np.stack([reference(looked_up, weights[0], epsilon), reference(x, weights[1], epsilon)], 1)
     wanted[~there, 0] = 0.0 * weights[0].astype(np.float64)
+    with np.errstate(over="ignore"):
+        y = wanted.astype(stored)
     stride = hidden + pad
     apart = np.full((rows - 1) * stride + hidden, np.nan, stored)
     for place, row in enumerate(x):
@@ -149,12 +161,12 @@ def _case(
         "x": Buffer(apart if pad else x),
         "table_weight": Buffer(weights[0], constant=True),
         "weight": Buffer(weights[1], constant=True),
-        "y": Buffer(wanted.astype(stored), output=True),
+        "y": Buffer(y, output=True),
         "epsilon": epsilon,
         **fields(hidden, stride, rows_of_table, wide),
     }
     if normed:
-        values["normed"] = Buffer(wanted[:, 1].astype(stored), output=True)
+        values["normed"] = Buffer(y[:, 1], output=True)
     return Case(
         name=f"{rows} x {hidden}",
         launch=launch(rows),
@@ -167,6 +179,7 @@ def _case(
             "tiny": bool((np.abs(x.astype(np.float64)).max(-1) < 1e-4).any()),
             "NaN": bool(np.isnan(x).any()),
             "infinity": bool(np.isinf(x).any()),
+            "results beyond the largest": bool((np.abs(wanted) > 1.01 * float(ml_dtypes.finfo(stored).max)).any()),
             "no such row": not there.all(),
             "the last row": rows_of_table - 1 in ids,
             "ids over 32 bits": wide,

@@ -137,6 +137,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
     x = _normal(knobs, generator, 2, 40)
     x[1] = 0
     yield _case(knobs, "2 x 40, epsilon 0", x, 0.0, 2, generator)
+    yield _case(knobs, "3 x 40, up to the largest and beyond it", large_rows(x.dtype), 0.0, 2, generator, large=True)
     yield from _far(knobs, generator)
 
 
@@ -161,6 +162,19 @@ def _far(knobs: RmsKnobs, generator: np.random.Generator) -> Iterator[Case]:
         yield dataclasses.replace(case, values=values)
 
 
+def large_rows(dtype: Any, hidden: int = 40) -> Array:
+    """Rows whose results behind `large_weight` are the largest finite value of either sign, and beyond it."""
+    x = np.ones((3, hidden))
+    x[1:, 5] = 2, -2
+    x[:, 6] *= -1
+    return x.astype(dtype)
+
+
+def large_weight(weight: Array) -> None:
+    """Put the largest finite value where `large_rows` have 1 and 2."""
+    weight[5:7] = ml_dtypes.finfo(weight.dtype).max
+
+
 def _about(epsilon: float, x: Array) -> Array:
     """Rows whose mean square is about one, about `epsilon`, far below it and far above, in turn."""
     factors = np.array([1.0, np.sqrt(epsilon), 2.0**-20, 2.0**8 if x.dtype == np.float16 else 2.0**20])
@@ -172,12 +186,17 @@ def _normal(knobs: RmsKnobs, generator: np.random.Generator, rows: int, hidden: 
 
 
 def _case(
-    knobs: RmsKnobs, name: str, x: Array, epsilon: float, blocks: int, generator: np.random.Generator, stride: int = 0
-) -> Case:
+    knobs: RmsKnobs, name: str, x: Array, epsilon: float, blocks: int, generator: np.random.Generator, stride: int = 0,
+    large: bool = False,
+) -> Case:  # fmt: skip
     rows, hidden = x.shape
     weight = generator.uniform(0.5, 1.5, (hidden,)).astype(x.dtype)
     weight[1::3] *= x.dtype.type(-1)
+    if large:
+        large_weight(weight)
     wanted = reference(x, weight, epsilon)
+    with np.errstate(over="ignore"):
+        stored = wanted.astype(x.dtype)
     stride = stride or hidden
     there = np.full((rows - 1) * stride + hidden, np.nan, x.dtype)
     for number_, values in enumerate(x):
@@ -188,7 +207,7 @@ def _case(
         values={
             "x": Buffer(x if stride == hidden else there),
             "weight": Buffer(weight, constant=True),
-            "y": Buffer(wanted.astype(x.dtype), output=True),
+            "y": Buffer(stored, output=True),
             "epsilon": epsilon,
             **of_rows(rows, hidden, stride),
         },
@@ -204,11 +223,14 @@ def _error(found: Sequence[Array], wanted: Array) -> float:
 
 
 def row_error(y: Array, wanted: Array) -> float:
-    """Relative L2 of rows; infinite where a zero has another sign."""
+    """Relative L2 of rows within the type's range; infinite where a zero or an infinity has another sign."""
     numbers = ~np.isnan(wanted)
     if (np.signbit(y) != np.signbit(wanted))[numbers].any():
         return float("inf")
-    return judged(relative_l2(y, wanted), deviation(y, wanted, np.abs(wanted) * _FP32, 0.5), _GATE)
+    with np.errstate(over="ignore"):
+        beyond = np.isinf(wanted.astype(y.dtype))
+    error = relative_l2(np.where(beyond, 0, y), np.where(beyond, 0, wanted))
+    return judged(error, deviation(y, wanted, np.abs(wanted) * _FP32, 0.5), _GATE)
 
 
 def _sides(x: Array, wanted: Array, epsilon: float) -> dict[str, bool]:
@@ -229,6 +251,8 @@ def _sides(x: Array, wanted: Array, epsilon: float) -> dict[str, bool]:
         "row of zeros, epsilon 0": bool(zeros.any()) and epsilon == 0,
         "NaN": bool(np.isnan(wide).any()),
         "infinity": bool(np.isinf(wide).any()),
+        "result that is the largest": bool((np.abs(wanted) == float(ml_dtypes.finfo(x.dtype).max)).any()),
+        "result beyond the largest": bool((np.abs(wanted) > 1.01 * float(ml_dtypes.finfo(x.dtype).max)).any()),
         "-0": bool(((wanted == 0) & np.signbit(wanted)).any()),
         **{side: bool(there) for side, there in own.items()},
     }

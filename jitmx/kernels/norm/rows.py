@@ -77,13 +77,16 @@ def fields(rows: int, hidden: int) -> dict[str, int | float]:
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
-    """One block of 32; a line; full rows, of which a block has three; ragged ones of every kind; the last of many."""
+    """One block of 32; a line; full rows, of which a block has three; ragged ones of every kind; results on the edges
+    of a scale and beyond all; the last of many."""
     knobs, generator = variant.knobs, np.random.default_rng(0)
     full = knobs.capacity
     ragged = full - (knobs.block * VALUES_A_VECTOR // 2 + 32)
     some = (1, 32, 1, EPSILON), (13, full, 5, 0.25), (21, ragged, 21, EPSILON), (2, fp8_rows.LINE_K, 1, EPSILON)
     for rows, hidden, blocks, epsilon in some:
         yield _case(knobs, _rows(rows, hidden, epsilon, generator), epsilon, blocks, generator)
+    if knobs.norm:
+        yield _case(knobs, _edge_rows(), 0.0, 2, generator, edge=True)
     case = _case(knobs, _rows(1, 160, EPSILON, generator), EPSILON, 1, generator)
     before = (1 << 33) // 160 // 8 * 8  # of its lines the second is over 2^33 bytes
     values: dict[str, Any] = dict(case.values)
@@ -113,11 +116,31 @@ def _rows(rows: int, hidden: int, epsilon: float, generator: np.random.Generator
     return x
 
 
-def _case(knobs: RowsKnobs, x: Array, epsilon: float, blocks: int, generator: np.random.Generator) -> Case:
+_EDGES = 7, 9, 11  # features whose weights are 1.75, the next value above it, and the largest that there is
+
+
+def _edge_rows() -> Array:
+    """Rows whose mean square is one, so that results are weights, or twice them where there are few: one of an edge.
+
+    Those of the last two are a little above and below 1.75 times a power of two, by less than bf16 tells apart.
+    """
+    x = np.zeros((7, 256))
+    x[:, 4::4] = 2
+    x[[0, 1, 3, 4, 5, 6], [*_EDGES, _EDGES[2], _EDGES[0], _EDGES[0]]] = 2, -2, 2, -2, 2, -2
+    x[2], x[5, 4], x[6, 4] = 1, 1.8671875, 2.125
+    return np.asarray(x.astype(ml_dtypes.bfloat16))
+
+
+def _case(
+    knobs: RowsKnobs, x: Array, epsilon: float, blocks: int, generator: np.random.Generator, edge: bool = False
+) -> Case:
     rows, hidden = x.shape
     weight = generator.uniform(0.5, 1.5, (hidden,)).astype(ml_dtypes.bfloat16)
     weight[1::3] *= ml_dtypes.bfloat16(-1)
+    if edge:
+        weight[list(_EDGES)] = 1.75, 1.7578125, ml_dtypes.finfo(weight.dtype).max
     wanted = reference(x, weight, epsilon) if knobs.norm else x.astype(np.float64)
+    wanted = np.where(np.abs(wanted) > float(np.finfo(np.float32).max), np.copysign(np.inf, wanted), wanted)
     with np.errstate(invalid="ignore"):
         codes, scales = fp8_rows.quantize_rows(wanted)
         fraction = np.frexp(np.abs(wanted).max(axis=1))[0]
@@ -148,10 +171,11 @@ def _case(knobs: RowsKnobs, x: Array, epsilon: float, blocks: int, generator: np
             "epsilon not the usual": epsilon != EPSILON,
             "mean square far below epsilon": bool((squares / hidden < 1e-4 * epsilon).any()),
             "squares beyond fp32": bool((squares > float(np.finfo(np.float32).max)).any()),
+            "result beyond fp32": bool(np.isinf(wanted[np.isfinite(x.astype(np.float64)).all(axis=1)]).any()),
+            "result that is the largest of bf16": bool((wanted == float(ml_dtypes.finfo(x.dtype).max)).any()),
         }
         if knobs.norm
         else {
-            "magnitude of 1.75 times a power of two": bool((fraction == 0.875).any()),
             "scale at its least": bool((scales == 2.0**-126).any()),
         }
     )
@@ -172,6 +196,7 @@ def _case(knobs: RowsKnobs, x: Array, epsilon: float, blocks: int, generator: np
             "row that is not finite": bool(np.isnan(scales).any()),
             "row of zeros": bool((wanted == 0).all(axis=1).any()),
             "magnitude of more than 1.75 times a power of two": bool((fraction > 0.875).any()),
+            "magnitude of 1.75 times a power of two": bool((fraction == 0.875).any()),
             "magnitude of less": bool((fraction < 0.875).any()),
             "half a line": hidden % fp8_rows.LINE_K != 0,
             **own_sides,
