@@ -43,6 +43,9 @@ VARIANTS = {
     "values-moe-native-down": variant(
         "moe", "scaled", "sm_121a", product="down", encoding="nibble", x_format="mxfp4", atom="mxf4", **_NATIVE
     ),
+    "values-moe-mxfp4": variant(
+        "moe", "scaled", "sm_121a", encoding="nibble", x_format="mxfp4", atom="mxf4", tile_n=64, warps_n=4
+    ),
     "values-token": variant("moe", "token", "sm_90a", hidden_blocks=5, inner_blocks=3, warps=4, chunk=3),
     "values-moe-stream": variant("moe", "stream", "sm_90a", columns=2, warps=4, chunk=3),
     "values-moe-wgmma": variant("moe", "wgmma", "sm_90a", tile_m=128, grain=16, tile_n=128, stages=2, depth=2),
@@ -91,6 +94,18 @@ _SWIGLU = (
 )
 _SCALE = "bits == 0u ? 0x00400000u : bits == 0x7F800000u ? 0x7FFFFFFFu : bits"
 
+# Scales of blocks as small as there are.
+_LEAST = (
+    ("the least scale is one too large", "max(int((bits + kUp) >> 23) - Emax, 0)",
+     "max(int((bits + kUp) >> 23) - Emax, 1)"),
+    ("a scale below the least goes round", "max(int((bits + kUp) >> 23) - Emax, 0)",
+     "int((bits + kUp) >> 23) - Emax"),
+    ("what has the least scale is zero", "return bits_to_float((254u - scale) << 23);",
+     "return scale == 0u ? 0.f : bits_to_float((254u - scale) << 23);"),
+    ("a scale of x of byte 0 is taken for one", "Atom::tokens(now.scales[token])",
+     "Atom::tokens(__vcmpeq4(now.scales[token], 0u) & 0x7F7F7F7Fu | now.scales[token])"),
+)  # fmt: skip
+
 MUTATIONS = catalogue(VARIANTS, {
     "values-moe-native": (
         ("an infinity is the largest number", "bits >= 0x7F800000u ? 255u", "bits > 0x7F800000u ? 255u"),
@@ -100,6 +115,12 @@ MUTATIONS = catalogue(VARIANTS, {
          "largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, 2));",
          "largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, threadIdx.x % 32 < 28 ? 2 : 1));"),
         ("a row behind the tile is written", "if (row < tile.count && feature", "if (row <= tile.count && feature"),
+        *_LEAST,
+    ),
+    "values-moe-mxfp4": (
+        *_LEAST,
+        ("what is below normal counts as zero", "__float_as_uint(T::widen(u16(largest)))",
+         "(largest < 128u ? 0u : __float_as_uint(T::widen(u16(largest))))"),
     ),
     "values-moe-native-down": (
         ("rows of sums are found in 32 bits", "(out_.y) + place * features() + n;",
@@ -108,6 +129,8 @@ MUTATIONS = catalogue(VARIANTS, {
          "u32((row * chunks_ + chunk) * kBlocks);"),
         ("the scale of a row behind the tile is read", "threadIdx.x < count_ ? min(max(left, 0), kBlocks) : 0",
          "threadIdx.x <= count_ ? min(max(left, 0), kBlocks) : 0"),
+        ("a scale of h of byte 0 is taken for one", "Atom::tokens(now.scales[token])",
+         "Atom::tokens(__vcmpeq4(now.scales[token], 0u) & 0x7F7F7F7Fu | now.scales[token])"),
         ("a block behind the last is read", "const int left = blocks_ - chunk * kBlocks;",
          "const int left = (blocks_ + 1) / 2 * 2 - chunk * kBlocks;"),
     ),
@@ -232,6 +255,7 @@ MUTATIONS = catalogue(VARIANTS, {
          "if constexpr (kOnSum) y[i] *= fabsf(weights[i % 2]);"),
     ),
     "values-moe-scaled": (
+        ("a scale of byte 0 is zero", "first = byte == 255u ?", "first = byte == 0u ? 0.f : byte == 255u ?"),
         ("alpha is a constant", _CLAMP, _CLAMP.replace("alpha", "1.702f")),
         ("codes do not saturate",
          "min((bits + ((1u << (kShift - 1)) - 1u) + ((bits >> kShift) & 1u)) >> kShift, LargestCode)",

@@ -200,6 +200,7 @@ def random_weight(
     nan: bool = False,
     hot: bool = False,
     ends: bool = False,
+    faint: int = 0,
 ) -> tuple[npt.NDArray[np.float64], tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32], npt.NDArray[np.uint8]]]:
     """Values of a random weight of each expert, and its packed words and scales, and scales as they are.
 
@@ -207,12 +208,15 @@ def random_weight(
         nan: the last row of the last expert has a NaN.
         hot: rows of every fourth pair are 16 times as large.
         ends: there are rows with nothing but a block whose scale is at an end.
+        faint: of the second block of each row, powers of two by which its scale is larger: what it meets is as small.
     """
     codes = generator.integers(0, 16, (experts, n, k)).astype(np.uint8)
     centre = formats.SCALE_ONE - 2 - round(np.log2(k) / 2)
     scales = generator.integers(centre - 2, centre + 2, (experts, n, k // 32)).astype(np.uint8)
     if hot:
         scales[:, np.arange(n) // 2 % edges.HOT == 1] += 4
+    if faint:
+        scales[..., 1] += np.uint8(faint)
     if knobs.scale_range == "full":
         scales[:, 0, 0] = NORMAL_SCALES[0] - 2
     if nan:
@@ -220,6 +224,7 @@ def random_weight(
     if ends:
         for byte, row in zip(edges.scale_ends(knobs.scale_range, nan=False), edges.end_rows(n, knobs), strict=True):
             block = int(generator.integers(0, k // 32))
+            block = 0 if block == 1 and faint else block
             codes[:, row, : 32 * block] = codes[:, row, 32 * block + 32 :] = 0
             scales[:, row, block] = byte
     values = formats.dequantize(codes, scales, formats.get("mxfp4"))

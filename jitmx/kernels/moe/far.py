@@ -37,6 +37,7 @@ EXPERTS = 1 << 15  # the most that a layer may have
 FEATURES = 66048
 ROWS = 1 << 26  # of x that take 2^32 bytes of 32 columns, the most that moe.grouped and moe.scaled take
 ONE_EXPERT = (1 << 24) + 256  # rows of two pairs each of one expert, a step of which is just over 2^32 bytes
+LONG, LONG_K = 1 << 29, 256  # features of one expert, whose packed weights are 2^32 vectors
 _LISTED = np.array([[1, 0, 1, 1, 0, 1, 0, 1], [1, 0, -1, -1, -1, -1, -1, -1]], np.int32)
 _FEW = np.array([[1, 0], [0, 1], [1, -1]], np.int32)
 
@@ -73,7 +74,8 @@ def codes_at(item: Buffer, some: int, pairs: int, column: int, columns: int, x_f
 
 
 def far_products(variant: Variant, launch: Any) -> Iterator[Case]:
-    """The last pairs of a product where pairs are many, and the last experts and features where those are.
+    """The last pairs of a product where pairs are many, and the last experts and features where those are, together
+    and of one expert.
 
     Args:
         launch: geometry of a launch by knobs, problem and multiprocessors.
@@ -86,14 +88,15 @@ def far_products(variant: Variant, launch: Any) -> Iterator[Case]:
     for before, ids, k in (
         (rows, _LISTED, 32 + 2 * CHUNK * (coded and not up)),
         (Before(0, EXPERTS - 2, FEATURES), _FEW, 32),
+        (Before(0, 0, LONG), np.zeros((1, 1), np.int32), LONG_K),
     ):
         small = (k, 32) if up else (32, k)
         inner = before.features // (1 + gated)
         large = (k, 32 + inner) if up else (32 + before.features, k)
-        experts = before.experts + 2
+        some = 1 + int(ids.max())
         few, whole = (
             MoeProblem(rows, count, ids.shape[1], *sizes, variant.knobs.activation, product=variant.knobs.product)
-            for rows, count, sizes in ((len(ids), 2, small), (before.rows + len(ids), experts, large))
+            for rows, count, sizes in ((len(ids), some, small), (before.rows + len(ids), before.experts + some, large))
         )
         yield _product(variant, few, whole, launch(variant.knobs, whole, 1), Routing(ids), before)
 

@@ -10,6 +10,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from jitmx import formats
+from jitmx.kernels.linear.arguments import X_FORMATS as FORMATS
 from jitmx.kernels.moe import edges
 from jitmx.kernels.moe.arguments import GATE, PAIR_GATE, Routing, end_sides, random_weight, residual_of
 from jitmx.kernels.moe.hidden import arrange, hidden_bytes, restore, rounded
@@ -17,7 +19,7 @@ from jitmx.kernels.moe.layout import ALPHA, LIMIT, Floats, activate
 from jitmx.kernels.moe.problem import MoeProblem
 from jitmx.kernels.routing.problem import capacity
 from jitmx.registry.arguments import Arguments, number, reads, writes
-from jitmx.registry.case import Buffer, Case, deviation, judged, pair_l2, places, relative_l2, summed
+from jitmx.registry.case import Array, Buffer, Case, deviation, judged, pair_l2, places, relative_l2, summed
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import Variant
 
@@ -77,11 +79,16 @@ def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
     if rows > 3:
         x[2, k // 2] = np.nan
     x_format, rule = getattr(knobs, "x_format", "bf16"), getattr(knobs, "scale_rule", "floor")
+    faint = 0
+    if x_format != "bf16" and k > formats.BLOCK:
+        faint = 130 - formats.get(FORMATS[x_format]).emax  # below one: the largest have scale byte 0, or are near it
+        second = x[:, formats.BLOCK : 2 * formats.BLOCK]
+        second[:] = (second.astype(np.float64) * 2.0**-faint).astype(x.dtype)
     if rows > 4 and x_format != "bf16":
         x[4, k // 2 + 5] = -np.inf  # which makes a NaN of its block's scale
     weights = edges.router_weights(rows, top, seed, generator)
     nan = knobs.scale_range == "full" and not up
-    values, packed = random_weight(knobs, problem.experts, n, k, generator, nan=nan, hot=up, ends=not up)
+    values, packed = random_weight(knobs, problem.experts, n, k, generator, nan=nan, hot=up, ends=not up, faint=faint)
     bias = generator.standard_normal((problem.experts, n)).astype(ml_dtypes.bfloat16)
     if not up:
         bias[:, edges.end_rows(n, knobs)] = 0
@@ -106,6 +113,7 @@ def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
     sides = {
         "row with a NaN": bool(np.isnan(parts).all(axis=1).any()),
         **({"row with an infinity": bool(np.isinf(x).any())} if x_format != "bf16" else {}),
+        **(_scale_sides(x, x_format, rule) if x_format != "bf16" else {}),
         "expert of no row": bool(np.setdiff1d(np.arange(problem.experts), routing.local).size),
         "row of no expert": bool((~local.any(axis=1)).any()),
     }
@@ -160,6 +168,14 @@ def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
         gate=gate,
         sides=sides,
     )  # fmt: skip
+
+
+def _scale_sides(x: Array, x_format: str, rule: str) -> dict[str, bool]:
+    """Whether blocks of x have the least scale, and others the next one."""
+    blocks = x.astype(np.float64).reshape(len(x), -1, formats.BLOCK)
+    with np.errstate(invalid="ignore"):
+        scales = formats.block_scales(blocks, formats.get(FORMATS[x_format]), rule)
+    return {"block of scale byte 0": bool((scales == 0).any()), "block of scale byte 1": bool((scales == 1).any())}
 
 
 def _by_row(parts: Floats, pairs: npt.NDArray[np.int32], rows: int, top: int, reduction: str) -> Floats:
