@@ -230,6 +230,8 @@ MUTATIONS = catalogue(VARIANTS, {
         ("the next row has this one's experts", "    if (more) slots = slots_of(args, next);\n", ""),
     ),
     "more-topk": (
+        ("what is before an expert lies over counts of the last warp", "u32* const before = totals + local;",
+         "u32* const before = totals - local;"),
         ("what is behind the last pair is not cleared",
          "if (thread < (8 - pairs % 8) % 8) chosen",
          "if (thread < (8 - pairs) % 8) chosen"),

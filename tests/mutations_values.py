@@ -108,6 +108,10 @@ _LEAST = (
 
 MUTATIONS = catalogue(VARIANTS, {
     "values-moe-native": (
+        ("a neighbour's bits lie above a code in its byte", "words[i] << 2 & 0x3C3C3C3Cu",
+         "words[i] << 2 & 0xFCFCFCFCu"),
+        ("a neighbour's bits lie below a code in its byte", "words[i] >> 2 & 0x3C3C3C3Cu",
+         "words[i] >> 2 & 0x3F3F3F3Fu"),
         ("an infinity is the largest number", "bits >= 0x7F800000u ? 255u", "bits > 0x7F800000u ? 255u"),
         ("scales of h are found in 32 bits", "(u64(row) * chunks_ + chunk) * kBlocks;",
          "u32((row * chunks_ + chunk) * kBlocks);"),

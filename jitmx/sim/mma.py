@@ -45,6 +45,7 @@ BITS = {
     **dict.fromkeys(("s4", "u4"), 4),
 }
 PACKED_FP4 = "e2m1 packed"
+_PADDING = {"e2m1": 0xC3, "e3m2": 0xC0, "e2m3": 0xC0}  # of their bytes
 SCALE_VECTORS = {"scale_vec::1X": 1, "scale_vec::2X": 2, "scale_vec::4X": 4}
 KINDS = {"kind::mxf8f6f4": ("ue8m0",), "kind::mxf4": ("ue8m0",), "kind::mxf4nvf4": ("ue8m0", "ue4m3")}
 _AT_ONCE = 2048  # lanes of as many products as stay in cache
@@ -69,7 +70,12 @@ def plain(codes: npt.NDArray[np.unsignedinteger], kind: str) -> npt.NDArray[Any]
     """Values of codes of type `kind`, as float32 or integers.
 
     e2m1 in a byte takes bits 5…2, as block-scaled products expect; e3m2 and e2m3 take bits 5…0.
+
+    Raises:
+        SimulationError: other bits of the byte are set, of which the PTX ISA does not say that they are ignored.
     """
+    if kind in _PADDING and (codes & codes.dtype.type(_PADDING[kind])).any():
+        raise SimulationError(f"bits that pad .{kind} in its byte are not zero")
     if kind in _FLOATS:
         name = "e2m1" if kind == PACKED_FP4 else kind
         return decode(codes >> codes.dtype.type(2) if kind == "e2m1" else codes, name)

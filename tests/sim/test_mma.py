@@ -291,6 +291,17 @@ def test_mxf8f6f4_multiplies_dequantized_ocp_blocks(a: str, b: str) -> None:
             np.testing.assert_array_equal(unpack_c(words, np.float32)[warp], wanted)
 
 
+@pytest.mark.parametrize(
+    ("kind", "bit"), [("e2m1", 0), ("e2m1", 1), ("e2m1", 6), ("e2m1", 7), ("e3m2", 6), ("e2m3", 7)]
+)
+def test_a_bit_that_pads_a_narrow_type_in_its_byte_may_not_be_set(kind: str, bit: int) -> None:
+    a, b, c = np.zeros((1, 32, 4), np.uint32), np.zeros((1, 32, 2), np.uint32), np.zeros((1, 32, 4), np.uint32)
+    scales = np.full((1, 32), 0x7F7F7F7F, np.uint32)
+    b[0, 9, 1] = 1 << 16 + bit
+    with pytest.raises(SimulationError, match=f"bits that pad .{kind}"):
+        mx8("e4m3", kind)(a, b, c, scales, scales, (0, 0, 0, 0))
+
+
 def fp4(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Array, Array]:
     codes = rng.integers(0, 16, shape).astype(np.uint8)
     return codes, codes.view(ml_dtypes.float4_e2m1fn).astype(np.float64)

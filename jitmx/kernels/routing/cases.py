@@ -126,6 +126,7 @@ def _shapes(variant: Variant) -> list[tuple[int, int, str]]:
             (few - 1, 8, "plain"),
             (few, 8, "ties"),
             (few + 1, 8, "ties"),
+            (32 * knobs.warps // knobs.k - 1, 8, "plain"),  # with lists a round of every warp, the last one ragged
             (32 * knobs.warps // knobs.k + 2, 8, "nan"),
         ]
     threads = knobs.cluster * 32 * knobs.warps
