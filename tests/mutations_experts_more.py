@@ -252,6 +252,8 @@ MUTATIONS = catalogue(VARIANTS, {
          "chosen + pairs / 8 * 8, thread"),
     ),
     "more-topk-pairs": (
+        ("ids of the map have 16 bits", "return u32(mapped) < u32(local) ? u32(mapped) : kAbsent;",
+         "return u32(u16(mapped)) < u32(local) ? u32(u16(mapped)) : kAbsent;"),
         ("the first tile of few pairs has all rows of its expert",
          "u32(min(rows - rank, TileRows))", "u32(rows - rank)"),
         ("every tile of few pairs is full",

@@ -26,6 +26,7 @@ VARIANTS = {
 
 MUTATIONS = catalogue(VARIANTS, {
     "gather-fp8": (
+        ("the largest magnitudes do not count as finite", "bits < 0x7F80u", "bits < 0x7F00u"),
         ("a magnitude of 1.75 times a power of two takes the next one", "bits + 0x1Fu >> 7", "bits + 0x20u >> 7"),
         ("one just above it does not", "bits + 0x1Fu >> 7", "bits + 0x1Eu >> 7"),
         ("a scale may be a subnormal", "max(int(bits + 0x1Fu >> 7) - 8, 1)", "max(int(bits + 0x1Fu >> 7) - 8, 0)"),

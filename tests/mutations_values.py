@@ -91,7 +91,22 @@ _SWIGLU = (
         _CLAMP,
         "(fmaxf(fminf(up, limit), -limit) + 1.f) * swish(fminf(gate, limit), alpha)",
     ),
+    (
+        "an up that alone is NaN becomes the limit",
+        _CLAMP,
+        "(fmaxf(fminf(up, limit), -limit) + 1.f) * swish(min_nan(gate, limit), alpha)",
+    ),
+    (
+        "a gate that alone is NaN becomes the limit",
+        _CLAMP,
+        "(max_nan(min_nan(up, limit), -limit) + 1.f) * swish(fminf(gate, limit), alpha)",
+    ),
 )
+_ID_BITS = (
+    ("ids have 16 bits", "found.id[i] = u32(id) < u32(routed.experts) ? id : -1;",
+     "found.id[i] = id >= 0 && u16(id) < u32(routed.experts) ? u16(id) : -1;"),
+    ("ids of the map have 16 bits", "routed.map[id] : -1;\n    found", "u16(routed.map[id]) : -1;\n    found"),
+)  # fmt: skip
 _SCALE = "bits == 0u ? 0x00400000u : bits == 0x7F800000u ? 0x7FFFFFFFu : bits"
 
 # Scales of blocks as small as there are.
@@ -228,6 +243,7 @@ MUTATIONS = catalogue(VARIANTS, {
     ),
     "values-decode": (
         *_SWIGLU,
+        *_ID_BITS,
         ("the count is ignored",
          "routed.count ? min(max(*routed.count, 0), routed.rows) * routed.top : entries;",
          "entries;"),
@@ -275,7 +291,11 @@ MUTATIONS = catalogue(VARIANTS, {
          "return {id < 0 ? -1 : min(id, args.experts - 1), weight};"),
     ),
     "values-moe-stream": (
+        *_ID_BITS,
+        ("ids of few pairs have 16 bits", "few.valid = u32(id) < u32(routed.experts);",
+         "few.valid = u16(id) < u32(routed.experts);\n  id = u16(id);"),
         *(fault for fault in _SWIGLU if fault[0] in ("up is not clamped below", "the limit is a constant")),
+        *_SWIGLU[-2:],
         ("weights end at one",
          "found.weight[i] = routed.weights[i];",
          "found.weight[i] = fminf(routed.weights[i], 1.f);"),
@@ -312,6 +332,8 @@ MUTATIONS = catalogue(VARIANTS, {
          "return value != value ? 0xFFFFFFFEu : key;"),
     ),
     "values-combine": (
+        ("ids have 16 bits", "u32 id = slots.id[slot];", "u32 id = u16(slots.id[slot]);"),
+        ("ids of the map have 16 bits", "? u32(args.map[id]) :", "? u32(u16(args.map[id])) :"),
         ("slots are added from the last",
          "for (int slot = 0; slot < kTop; ++slot) {\n        const u32 pair[4] = {part[slot].x",
          "for (int slot = kTop - 1; slot >= 0; --slot) {\n        const u32 pair[4] = {part[slot].x"),
@@ -350,6 +372,7 @@ MUTATIONS = catalogue(VARIANTS, {
         ("NaN have a share of all", "&& logits[j] == logits[j] ?", "?"),
     ),
     "values-sort": (
+        ("ids have 16 bits", "const u32 id = u32(args.ids[pair]);", "const u32 id = u16(args.ids[pair]);"),
         ("an id past the experts is the last",
          "return id < 128u ? id : kAbsent;",
          "return id <= 128u ? min(id, 127u) : kAbsent;"),

@@ -79,10 +79,15 @@ class Routing:
         return np.where(rows < (len(ids) if self.count is None else self.count), ids, -1).astype(np.int32)
 
 
-def make_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Routing, seed: int) -> Case:
+def make_case(
+    variant: Variant, launch: Launch, problem: MoeProblem, routing: Routing, seed: int, *, lone: bool = False
+) -> Case:  # fmt: skip
     """A launch of `variant` on random inputs, with the layer in float64.
 
     Where all scale bytes are allowed, the last expert has a NaN in a row of W2, and 2^-127 among its scales.
+
+    Args:
+        lone: of the last expert but one a gate alone is NaN, of the last one an up, if biases are.
     """
     knobs, generator = variant.knobs, np.random.default_rng(seed)
     rows, top = routing.ids.shape
@@ -99,6 +104,8 @@ def make_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Ro
     w2, packed2 = random_weight(knobs, experts, hidden, inner, generator, nan=knobs.scale_range == "full", ends=True)
     b13 = generator.standard_normal((experts, 2 * inner)).astype(ml_dtypes.bfloat16)
     b2 = generator.standard_normal((experts, hidden)).astype(ml_dtypes.bfloat16)
+    if lone:
+        b13[[-2, -1], [2 * inner - 2, 2 * inner - 1]] = np.nan
     ends = edges.end_rows(hidden, knobs)  # beside nothing, what W2 multiplies there is not rounded away
     b2[:, ends] = 0
     biases = (b13.astype(np.float64), b2.astype(np.float64)) if knobs.bias else (None, None)
@@ -149,7 +156,7 @@ def make_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Ro
         name=f"rows={rows} top={top} experts={experts} hidden={hidden} intermediate={inner} grid={launch.blocks}",
         launch=launch,
         values={
-            "x": Buffer(x), "ids": Buffer(routing.ids if routing.logits is None else routing.logits),
+            "x": Buffer(x), "ids": Buffer(_given(routing, experts) if routing.logits is None else routing.logits),
             **{name: Buffer(array, constant=True) for name, array in packed.items()},
             **{name: Buffer(array, constant=name in CONSTANT) for name, array in optional.items() if array is not None},
             "y": Buffer(np.empty_like(residual), output=True),
@@ -161,8 +168,12 @@ def make_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Ro
         gate=gate,
         sides=sides,
         fixed=("rows", "top", "experts", "hidden", "intermediate"),
-        again=lambda: make_case(variant, launch, problem, routing, seed + AGAIN),
+        again=lambda: make_case(variant, launch, problem, routing, seed + AGAIN, lone=lone),
     )  # fmt: skip
+
+
+def _given(routing: Routing, experts: int) -> npt.NDArray[np.int32]:
+    return edges.strangers(routing.ids, experts if routing.map is None else len(routing.map))
 
 
 def residual_of(

@@ -83,7 +83,7 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
 def _cases(variant: Variant) -> Iterator[Case]:
     """All slots with experts; some without, a map, long rows, several a block; ids that are no expert's, no map."""
     knobs, generator = variant.knobs, np.random.default_rng(7)
-    mapped = np.array([2, -1, 1, 5, 0], np.int32)
+    mapped = np.array([2, -1, 1, 65537, 0], np.int32)
     for seed, (rows, hidden, low, to) in enumerate(((1, 32, 0, None), (5, knobs.warps * 256 + 32, -2, mapped))):
         ids = generator.integers(low, 3 if to is None else 7, (rows, knobs.top)).astype(np.int32)
         problem = MoeProblem(rows, 3, knobs.top, hidden, 32, product="combine")

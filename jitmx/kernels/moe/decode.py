@@ -182,6 +182,9 @@ def _cases(variant: Variant) -> Iterator[Case]:
                 case = make_case(variant, geometry, problem, routing, seed)
                 yield case if experts < layer.CROWD else dataclasses.replace(case, again=None)  # its pairs are many
                 break
+    problem = MoeProblem(3, 3, 1, 64, 32)
+    routing, geometry = Routing(np.arange(3, dtype=np.int32)[:, None]), launch(knobs, problem, knobs.cluster)
+    yield dataclasses.replace(make_case(variant, geometry, problem, routing, 10, lone=True), again=None)
     problem = MoeProblem(1, 2, 1, 256, 1088)
     geometry = launch(knobs, problem, knobs.cluster)
     if geometry.shared_bytes <= variant.arch.shared_bytes:

@@ -57,6 +57,15 @@ def weight_sides(weights: Array, there: Array) -> dict[str, bool]:
     }
 
 
+def strangers(ids: npt.NDArray[np.int32], known: int) -> npt.NDArray[np.int32]:
+    """Ids with the lower halves of known ones in place of every second one that is not in 0 … known - 1."""
+    found = ids.copy()
+    others = np.flatnonzero((ids < 0) | (ids >= known))[1::2]
+    upper = np.resize(np.array([1, -1, 0x7FFF, -0x8000], np.int32), len(others))
+    found.flat[others] = upper * 65536 + np.arange(len(others)) % known
+    return found
+
+
 def routing_sides(routing: Routing, experts: int) -> dict[str, bool]:
     """Edges of ids: what is no expert's, by itself or by the map; experts of no row; rows that do not count."""
     ids, local, given = routing.ids, routing.local, routing.map

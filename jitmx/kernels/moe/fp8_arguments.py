@@ -43,6 +43,7 @@ def gather_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: 
     if rows > 12:  # largest magnitudes at 1.75 times a power of two, above it, and 0; a NaN, an infinity, a subnormal
         x[:4] *= 0.25 / np.abs(x[:4].astype(np.float32)).max(axis=1, keepdims=True).astype(ml_dtypes.bfloat16)
         x[0, -1], x[1, 0], x[2, 1], x[3], x[4, -1], x[5, 0], x[6] = 1.75, 1.7578125, -1.5, 0, np.nan, -np.inf, 2.0**-130
+        x[7, ::3] = -ml_dtypes.finfo(x.dtype).max
     mine = x[by_expert.there // top].astype(np.float64)
     with np.errstate(invalid="ignore"):
         codes, scales = fp8_rows.quantize_rows(mine)
@@ -63,6 +64,7 @@ def gather_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: 
         "magnitude of 1.75 times a power of two": bool((fraction == 0.875).any()),
         "magnitude of more": bool((fraction > 0.875).any()),
         "scale at its least": bool((scales == 2.0**-126).any()),
+        "largest magnitude": bool((np.abs(mine) == float(ml_dtypes.finfo(x.dtype).max)).any()),
     }
     counters = COUNTERS + len(by_expert.schedule) * variant.knobs.tile_counters
     return by_expert.gathering(launch, problem, x, outputs, wrong, sides, counters)

@@ -16,7 +16,7 @@ from jitmx.kernels.moe import edges
 from jitmx.kernels.moe.arguments import GATE, PAIR_GATE, Routing, end_sides, random_weight, residual_of
 from jitmx.kernels.moe.hidden import arrange, hidden_bytes, restore, rounded
 from jitmx.kernels.moe.layout import ALPHA, LIMIT, Floats, activate
-from jitmx.kernels.moe.problem import MoeProblem
+from jitmx.kernels.moe.problem import UNGATED, MoeProblem
 from jitmx.kernels.routing.problem import capacity
 from jitmx.registry.arguments import Arguments, number, reads, writes
 from jitmx.registry.case import Array, Buffer, Case, deviation, judged, pair_l2, places, relative_l2, summed
@@ -92,6 +92,8 @@ def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
     bias = generator.standard_normal((problem.experts, n)).astype(ml_dtypes.bfloat16)
     if not up:
         bias[:, edges.end_rows(n, knobs)] = 0
+    elif problem.experts > 3 and knobs.activation not in UNGATED:  # of a gate, and of an up, alone
+        bias[3, [0, n - 1]] = np.nan
     seen = rounded(x.astype(np.float64), x_format, rule)
 
     parts = np.zeros((int((pairs >= 0).sum()), n))  # in the order of pairs
@@ -118,6 +120,9 @@ def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
         "row of no expert": bool((~local.any(axis=1)).any()),
     }
     if up:
+        if knobs.bias and knobs.activation not in UNGATED:
+            lone = np.isnan(parts[:, 0::2]) != np.isnan(parts[:, 1::2])
+            sides["gate or up alone is NaN"] = bool(lone.any())
         sides |= edges.activation_sides(parts, knobs.activation, alpha, limit)
         wanted = activate(parts, knobs.activation, alpha, limit)
         bound = edges.activation_bound(parts, bound, knobs.activation, alpha, limit)
@@ -223,6 +228,7 @@ def combine_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
     if top > 2:
         sides["order of slots shows"] = bool((added(reversed(range(top))).astype(wanted.dtype) != total).any())
     parts[~there] = np.nan
+    known = problem.experts if routing.map is None else len(routing.map)
     gate = PAIR_GATE if pair else GATE
 
     def check(outputs: Any) -> float:
@@ -235,7 +241,8 @@ def combine_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
         name=f"rows={rows} top={top} hidden={problem.hidden} grid={launch.blocks}",
         launch=launch,
         values={
-            "x": Buffer(parts), "ids": Buffer(routing.ids), "y": Buffer(np.empty_like(residual), output=True),
+            "x": Buffer(parts), "ids": Buffer(edges.strangers(routing.ids, known)),
+            "y": Buffer(np.empty_like(residual), output=True),
             **({"bias": Buffer(residual)} if variant.knobs.residual else {}),
             **({} if routing.map is None else {"map": Buffer(routing.map, constant=True)}),
             "map_size": 0 if routing.map is None else len(routing.map),

@@ -98,4 +98,4 @@ def below(top: int) -> int:
     return 1 - (1 << 32) // top if top > 1 else -1
 
 
-MAPPED = np.array([2, -1, 1, 9], np.int32)  # a map for those ids: to no expert, and past the last
+MAPPED = np.array([2, -1, 1, 65537], np.int32)  # a map for those ids: to no expert, and past the last

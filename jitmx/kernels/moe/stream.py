@@ -258,6 +258,9 @@ def _cases(variant: Variant) -> Iterator[Case]:
                 _wear(case)
             # What blocks leave for others is not a matter of how long the rows of one are.
             yield case if blocks > 1 else dataclasses.replace(case, again=None)
+    problem = MoeProblem(3, 3, 1, 64, 32)
+    routing, geometry = Routing(np.arange(3, dtype=np.int32)[:, None]), launch(knobs, problem, 1)
+    yield dataclasses.replace(make_case(variant, geometry, problem, routing, 10, lone=True), again=None)
     problem = MoeProblem(1, 2, 1, 256, 1088)
     geometry = launch(knobs, problem, 1)
     if geometry.shared_bytes <= variant.arch.shared_bytes:

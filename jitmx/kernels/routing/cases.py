@@ -201,7 +201,7 @@ def _expert_map(variant: Variant, generator: np.random.Generator) -> tuple[Array
     if not _knobs(variant).mapped:
         return None, experts
     local = (experts + 1) // 2
-    expert_map = np.resize(np.array([-1, local, -2], np.int32), experts)
+    expert_map = np.resize(np.array([-1, local, -2, 65536], np.int32), experts)
     here = generator.permutation(experts)
     here = here[np.argsort(here > 0, kind="stable")][:local]
     generator.shuffle(here)
@@ -245,6 +245,7 @@ def _case(variant: Variant, launch: Geometry, m: int, h: int, special: str, seed
             ids[full - 3 : full, -1] = -1
         elif special == "strangers":
             ids[::2, 0], ids[1, -1] = -1, knobs.experts
+            ids[2::4, 0] += 65536 + ids[3, 0] + 1  # of which lower halves are experts'
         inputs["ids"] = Buffer(ids)
         sides = _id_sides(ids, knobs.experts)
     else:
