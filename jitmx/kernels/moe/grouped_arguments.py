@@ -84,6 +84,8 @@ def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
         faint = 130 - formats.get(FORMATS[x_format]).emax  # below one: the largest have scale byte 0, or are near it
         second = x[:, formats.BLOCK : 2 * formats.BLOCK]
         second[:] = (second.astype(np.float64) * 2.0**-faint).astype(x.dtype)
+        if not up:  # where rows are alike
+            second[1::2] *= x.dtype.type(8)
     if rows > 4 and x_format != "bf16":
         x[4, k // 2 + 5] = -np.inf  # which makes a NaN of its block's scale
     weights = edges.router_weights(rows, top, seed, generator)
