@@ -372,6 +372,11 @@ MUTATIONS = catalogue(VARIANTS, {
         ("NaN have a share of all", "&& logits[j] == logits[j] ?", "?"),
     ),
     "values-sort": (
+        ("rows of an expert are added up in 16 bits", "[&](int e) {\n    u32 sum = 0u;\n#pragma unroll 1",
+         "[&](int e) {\n    u16 sum = 0u;\n#pragma unroll 1"),
+        ("rows of an expert are taken for 16 bits", "const u32 here = sums[e];", "const u16 here = sums[e];"),
+        ("a tile's first row has 16 bits", "row = first[low] + number * TileRows;",
+         "row = u16(first[low] + number * TileRows);"),
         ("ids have 16 bits", "const u32 id = u32(args.ids[pair]);", "const u32 id = u16(args.ids[pair]);"),
         ("an id past the experts is the last",
          "return id < 128u ? id : kAbsent;",

@@ -136,6 +136,8 @@ def _shapes(variant: Variant) -> list[tuple[int, int, str]]:
     shapes = [(0, 8, "plain"), (1, 8, "plain"), (7, 8, "strangers"), (over, 8, "plain"), (many, 8, "few experts")]
     if threads * knobs.tile <= 8192:  # more tiles than threads
         shapes.append((threads * knobs.tile // knobs.k + 3, 8, "plain"))
+    if threads >= 512:  # else it takes too long
+        shapes.append(((1 << 16) // knobs.k + 3, 8, "one expert"))
     return shapes
 
 
@@ -243,6 +245,8 @@ def _case(variant: Variant, launch: Geometry, m: int, h: int, special: str, seed
             ids[full:][ids[full:] < knobs.k] = -1
             ids[:full] = np.arange(knobs.k)
             ids[full - 3 : full, -1] = -1
+        elif special == "one expert":  # its rows are more than 16 bits count
+            ids[:] = 1
         elif special == "strangers":
             ids[::2, 0], ids[1, -1] = -1, knobs.experts
             ids[2::4, 0] += 65536 + ids[3, 0] + 1  # of which lower halves are experts'
