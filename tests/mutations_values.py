@@ -359,6 +359,8 @@ MUTATIONS = catalogue(VARIANTS, {
          "(kWarps > tokens ? kWarps - tokens : kWarps) * 32", "(kWarps > tokens ? kWarps + tokens : kWarps) * 32"),
     ),
     "values-topk": (
+        ("keys are of the next number", "const u32 bits = __float_as_uint(value + 0.f);",
+         "const u32 bits = __float_as_uint(value + 0.f) + 1u;"),
         ("of equal logits the last wins", "__reduce_min_sync(kFullWarp, best == most ? u32(lane * N + at) : kFullWarp)",
          "__reduce_max_sync(kFullWarp, best == most ? u32(lane * N + at) : 0u)"),
         ("in a lane the last of equal logits wins", "if (keys[j] > best) {", "if (keys[j] >= best) {"),

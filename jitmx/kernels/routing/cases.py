@@ -219,6 +219,9 @@ def _logits(variant: Variant, m: int, special: str, generator: np.random.Generat
         logits[1::2] = -1 - np.abs(logits[1::2])  # below zeros of either sign
         logits[1::2, 1::7] = -0.0
         logits[1::2, 2::7] = 0.0
+        if m > 2:  # fewer numbers than are chosen, beside minus infinity
+            logits[-1] = -np.inf
+            logits[-1, -2 : -1 - knobs.k : -1] = np.arange(knobs.k - 1)
     elif special == "nan":
         logits[:, generator.permutation(knobs.experts)[: knobs.experts // 2]] = np.nan
         logits[-1] = np.nan
@@ -258,6 +261,10 @@ def _case(variant: Variant, launch: Geometry, m: int, h: int, special: str, seed
         # What the largest error of a row's logits makes of its weights, and powers of two that are approximate.
         bound = np.abs(weights) * (4 * off + 2.0**-16) + 2.0**-100
         sides = _logit_sides(logits, knobs.k)
+        if variant.spec.name == "topk" and knobs.k > 1:
+            sides["minus infinity beside numbers"] = bool(
+                (np.isneginf(logits).any(1) & np.isfinite(logits[:, -2])).any()
+            )
         if not knobs.norm:
             sides["powers beyond fp32"] = bool((logits > _OVERFLOW).any())
         if knobs.norm:
