@@ -267,6 +267,7 @@ MUTATIONS = catalogue(VARIANTS, {
         ("scales are counted in 32 bits", "args.scales + first / 4;", "args.scales + u32(first) / 4;"),
     ),
     "far-pack": (
+        ("scales of a row start at 32 bits", "from * args.scale_row", "u32(from * args.scale_row)"),
         ("experts' codes start at 32 bits", "args.codes + expert * args.code_expert",
          "args.codes + expert * u32(args.code_expert)"),
         ("rows of codes start at 32 bits", "from * args.code_row", "from * u32(args.code_row)"),

@@ -155,7 +155,8 @@ def _cases(variant: Variant) -> Iterator[Case]:
 def _far_cases(variant: Variant) -> Iterator[Case]:
     """The last rows of the last of many experts, and of the second of two that are far by themselves, in halves."""
     for seed, (experts, rows, chunk, halves) in enumerate(((1 << 10, 1 << 20, 2, False), (2, 1 << 30, 1, True))):
-        small = _case(variant, 1, 16, 96, chunk, 0, halves, scales="any", seed=seed)
+        # Of those that are far by themselves rows lie a block apart: scales are behind 2^32 bytes too.
+        small = _case(variant, 1, 16, 96, chunk, int(halves), halves, scales="any", seed=seed)
         yield _last(small, experts, rows, halves)
 
 
