@@ -87,18 +87,25 @@ def _cases(variant: Variant) -> Iterator[Case]:
         yield _case(knobs, _rows(rows, hidden, epsilon, generator), epsilon, blocks, generator)
     if knobs.norm:
         yield _case(knobs, _edge_rows(), 0.0, 2, generator, edge=True)
-    case = _case(knobs, _rows(1, 160, EPSILON, generator), EPSILON, 1, generator)
-    before = (1 << 33) // 160 // 8 * 8  # of its lines the second is over 2^33 bytes
+    case = _case(knobs, _rows(2, 256, EPSILON, generator), EPSILON, 1, generator)
+    last = (1 << 27) + 1  # in the same place among eight; its vectors are over 2^32, and its second line 2^34 bytes
     values: dict[str, Any] = dict(case.values)
-    all_rows = before + 1
-    lines = np.array([before, all_rows + before]) * fp8_rows.LINE_BYTES
+    both = np.array([0, last])
+    lines = (np.arange(2)[:, None] * (last + 1) + both).ravel() * fp8_rows.LINE_BYTES
     values |= {
-        "rows": all_rows,
-        "x": values["x"].spread([before * 320], all_rows * 320),
-        "y": values["y"].spread(lines, 2 * all_rows * fp8_rows.LINE_BYTES),
-        "scales": values["scales"].spread([before * 4], all_rows * 4),
+        "rows": last + 1,
+        "x": values["x"].spread(both * 512, (last + 1) * 512),
+        "y": values["y"].spread(lines, 2 * (last + 1) * fp8_rows.LINE_BYTES),
+        "scales": values["scales"].spread(both * 4, (last + 1) * 4),
     }
-    yield dataclasses.replace(case, name=f"far: row {before}", launch=Launch(all_rows), values=values, blocks=(before,))
+    for blocks in (last, last + 1):  # a block's second row, and a block's own
+        yield dataclasses.replace(
+            case,
+            name=f"far: row {last} of {blocks} blocks",
+            launch=Launch(blocks),
+            values=values,
+            blocks=range(0, blocks, last),
+        )
 
 
 def _rows(rows: int, hidden: int, epsilon: float, generator: np.random.Generator) -> Array:
