@@ -53,6 +53,21 @@ def test_short_sums_stay_within_the_bound_of_cases_and_come_near_it(k: int) -> N
     assert 0.2 <= max(ratios) <= 1.0, ratios
 
 
+@pytest.mark.parametrize("k", [32, 64, 96, 128, 256])
+def test_sums_of_which_few_terms_are_most_stay_within_the_bound_that_knows_of_them(k: int) -> None:
+    beyond, ratios = [], []
+    for seed in range(3):
+        x, w = operands(k, seed)
+        x = (x**5 / 448**4).astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
+        off, sizes = np.abs(short_sums.product(x, w) - x @ w.T), np.abs(x) @ np.abs(w).T
+        norms = np.sqrt(x**2 @ (w**2).T)
+        there = sizes > 0
+        beyond.append(float((off[there] / fp8_sums.lost(sizes, k)[there]).max()))
+        ratios.append(float((off[there] / fp8_sums.lost(sizes, k, norms)[there]).max()))
+    assert 0.1 <= max(ratios) <= 1.0, ratios
+    assert max(beyond) > 1.0, "the bound of terms that are alike would do"
+
+
 def test_what_fits_the_bits_that_are_kept_is_summed_exactly() -> None:
     x, w = np.full((1, 64), 1.0), np.full((1, 64), 6.0)
     assert short_sums.product(x, w) == 384
