@@ -85,6 +85,7 @@ MUTATIONS = catalogue(VARIANTS, {
          "T::widen(*reinterpret_cast<const u16*>(reinterpret_cast<const u8*>(bias) + int(u32(n) * 2u))) : 0.f"),
     ),
     "far-scaled": (
+        ("a long row has a tile of k less", "tiles_k = (args.k + 63) / 64", "tiles_k = (args.k + 63) / 65"),
         ("rows of X start at 32 bits", "x_ + (u64)(first_ + token) * pitch_",
          "x_ + u32((first_ + token) * pitch_ * 16) / 16"),
         ("Y is counted in 32 bits", "const u64 at = (u64)m * args.n + n;", "const u64 at = u32(m) * u32(args.n) + n;"),
@@ -108,6 +109,7 @@ MUTATIONS = catalogue(VARIANTS, {
         ("scales start at 32 bits", "scales_ + (u64)tile * kScaleBytes", "scales_ + tile * kScaleBytes"),
     ),
     "far-stream-whole": (
+        ("a long row has a tile of k less", "tiles_k = (args.k + 63) / 64", "tiles_k = (args.k + 63) / 65"),
         ("a warp's first tile is held in 32 bits", "const u64 tile = u64(row) * u32(chunks * kChunk);",
          "const u32 tile = u32(row) * u32(chunks * kChunk);"),
     ),

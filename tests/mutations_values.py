@@ -213,6 +213,7 @@ MUTATIONS = catalogue(VARIANTS, {
          "high = biases[r * 16 + row]"),
     ),
     "values-tile": (
+        ("a long row has a tile of k less", "tiles_k = (args.k + 63) / 64", "tiles_k = (args.k + 63) / 65"),
         ("the last column's bias is left out",
          "high = n + 8 < args.n ? T::widen(bias[n + 8]) : 0.f", "high = n + 9 < args.n ? T::widen(bias[n + 8]) : 0.f"),
     ),

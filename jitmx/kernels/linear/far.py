@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from jitmx.kernels.linear.arguments import make_case
-from jitmx.kernels.linear.layout import TILE_ROWS, packed_tiles
+from jitmx.kernels.linear.layout import TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.case import Buffer, Case
 from jitmx.registry.launch import Launch
@@ -25,6 +25,7 @@ from jitmx.registry.spec import Variant
 
 # Y has over 2^32 values of so many rows by 128 features, and X over 2^32 bytes.
 FAR_ROWS, FAR_COLUMNS = 1 << 25, 128
+LONG = TILE_K * TILE_K  # columns of a long row: with a tile's width off by one there were a tile fewer or more
 _ROOM = 1 << 38  # bytes of a workspace, of which device addresses have room for a few
 
 

@@ -310,7 +310,8 @@ def _check_problem(problem: LinearProblem, variant: Variant) -> None:
 
 def _cases(variant: Variant) -> Iterator[Case]:
     """A lone feature; whole packed tiles; several tiles of features and tokens, odd n and even, that no packed tiles
-    fill; slices of k of one chunk, of many, uneven; more tiles of tokens than take turns at a weight, all whole.
+    fill; slices of k of one chunk, of many, uneven; more tiles of tokens than take turns at a weight, all whole; a long
+    row.
     """
     knobs = variant.knobs
     deep = CHUNK * knobs.split_k * TILE_K
@@ -319,6 +320,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
         (knobs.tile_m, 48, 2 * deep),
         (knobs.tile_m + 3, knobs.tile_n + 25, 3 * deep + (knobs.split_k - 1) * CHUNK * TILE_K - 32),
         ((_GROUP + 1) * knobs.tile_m, 2 * knobs.tile_n - 2, 32),
+        (1, 8, far.LONG),
     )
     for seed, (rows, n, k) in enumerate(shapes):
         yield make_case(variant, launch(knobs, LinearProblem(rows, n, k), 1), rows, n, k, seed)

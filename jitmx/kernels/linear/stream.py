@@ -254,6 +254,8 @@ def _cases(variant: Variant) -> Iterator[Case]:
     if knobs.norm:
         pieces = 21 if knobs.share or not knobs.whole else -(-21 // knobs.chunk) * knobs.chunk
         shapes.append((knobs.m, TILE_ROWS + 1, pieces * knobs.cluster * TILE_K))  # sums of squares of many pieces
+    unit = knobs.chunk if knobs.whole and not knobs.share else 1
+    shapes.append((1, lone, -(-far.LONG // (unit * TILE_K)) * unit * TILE_K))
     spare = knobs.cluster * (2 + SPARE_CLUSTERS[knobs.cluster])
     for seed, (rows, n, k) in enumerate(shapes):
         n = whole_rows(knobs, n)

@@ -229,7 +229,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
 
     The second of the short rows starts in the middle of a vector. The ring goes round in every slice of k of the third,
     of which all but one are a step longer than the shortest.
-    Where few enough tiles of tokens take turns at a weight, there is one more, all of it whole tiles.
+    Where few enough tiles of tokens take turns at a weight, there is one more, all of it whole tiles; then a long row.
     """
     knobs = variant.knobs
     around = knobs.split_k * (knobs.stages + 1) * knobs.tile_k
@@ -241,6 +241,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
     )
     if knobs.group * knobs.tile_m <= 128:
         shapes += (((knobs.group + 1) * knobs.tile_m, 2 * knobs.tile_n, knobs.split_k * knobs.tile_k),)
+    shapes += ((1, 8, far.LONG),)
     for seed, (rows, n, k) in enumerate(shapes):
         yield make_case(variant, launch(knobs, LinearProblem(rows, n, k), 1), rows, n, k, seed)
     parts = knobs.split_k if knobs.exchange == "memory" else 1
