@@ -101,6 +101,7 @@ MUTATIONS = catalogue(VARIANTS, {
          "position += other < id || (other == id && i > lane);"),
     ),
     "more-grouped-up": (
+        ("a long row has a step less", "steps = (args.k + 63) / 64", "steps = (args.k + 63) / 65"),
         ("what is made lies where zeros are on their way",
          "  copy_wait<0>();\n  __syncthreads();\n\n  // Results lie",
          "  __syncthreads();\n\n  // Results lie"),
@@ -146,6 +147,7 @@ MUTATIONS = catalogue(VARIANTS, {
          "        { add_bf16(to, eight); if (row >= 8u) add_bf16(to, eight); }"),
     ),
     "more-scaled-up": (
+        ("a long row has a tile of k less", "tiles_k = (args.k + 63) / 64", "tiles_k = (args.k + 63) / 65"),
         ("scales of odd lanes are those of even ones",
          "lane / 4 * 4 + lane % 2 * 2), pair_(lane % 4 / 2),",
          "lane / 4 * 4), pair_(lane % 4 / 2),"),

@@ -292,6 +292,10 @@ MUTATIONS = catalogue(VARIANTS, {
          "return {id < 0 ? -1 : min(id, args.experts - 1), weight};"),
     ),
     "values-moe-stream": (
+        ("long rows of W13 have a tile less", "layer.intermediate / 8, (layer.hidden + 63) / 64,",
+         "layer.intermediate / 8, (layer.hidden + 63) / 65,"),
+        ("long rows of W2 have a tile less", "(layer.intermediate + 63) / 64, layer.intermediate}",
+         "(layer.intermediate + 63) / 65, layer.intermediate}"),
         *_ID_BITS,
         ("ids of few pairs have 16 bits", "few.valid = u32(id) < u32(routed.experts);",
          "few.valid = u16(id) < u32(routed.experts);\n  id = u16(id);"),

@@ -22,6 +22,7 @@ import numpy as np
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel
+from jitmx.kernels.linear.far import LONG
 from jitmx.kernels.linear.knobs import ENCODING, SCALE_RANGE
 from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.limits import require_divisor
@@ -154,7 +155,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
     of more of y than threads store at a time. More pairs than threads, more items than lanes.
 
     Slices of k are nothing, ragged, one chunk and more, and rings go round; there are fewer rows of tiles than blocks,
-    and many more.
+    and many more. Rows of either product are long.
     """
     knobs = variant.knobs
     team = knobs.warps // knobs.teams
@@ -168,6 +169,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
         (2, over, 64, Routing(np.array([[1], [1]], np.int32)), 8),
         (2, 32 * knobs.cluster, 32, Routing(np.full((crowded, 1), -1, np.int32), count=crowded + 1), 1),
         (3, 32, 32, Routing(np.resize(many, (4, 3)), count=layer.below(3)), 1),
+        *((1, *sizes, Routing(np.zeros((1, 1), np.int32)), 5) for sizes in ((LONG, 32), (32, LONG))),
         *(() if knobs.columns == 2 else ((layer.CROWD, 32, 32, Routing(layer.crowd(crowded)), 3),)),
     )
     most = RESIDENT_THREADS // SPEC.threads(knobs)

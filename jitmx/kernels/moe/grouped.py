@@ -16,6 +16,7 @@ import numpy as np
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel
+from jitmx.kernels.linear.far import LONG
 from jitmx.kernels.linear.knobs import ENCODING, SCALE_RANGE
 from jitmx.kernels.linear.layout import CODE_BYTES, TILE_BYTES, TILE_K, TILE_ROWS
 from jitmx.kernels.linear.limits import require_columns, require_grid, require_reach, require_resident
@@ -267,7 +268,7 @@ def scheduled_cases(
     few: int,
 ) -> Iterator[Case]:  # fmt: skip
     """A row of its own to each of more experts than take turns, of whole tiles of features and k; rows of tiles that
-    are full, ragged and empty; and far ones.
+    are full, ragged and empty; a long row; and far ones.
 
     Args:
         launch: geometry by knobs, problem and multiprocessors.
@@ -283,7 +284,8 @@ def scheduled_cases(
     up, whole = knobs.product == "up", 2 * knobs.tile_n
     if up and knobs.activation not in UNGATED:
         whole //= 2  # gates and ups of a feature are two rows of W
-    shapes = (len(alone), whole, few, alone), (4, inner(n) if up else n, k, spread)
+    lone = np.zeros((1, 1), np.int32)
+    shapes = (len(alone), whole, few, alone), (4, inner(n) if up else n, k, spread), (1, 32, LONG, lone)
     for seed, (experts, features, columns, ids) in enumerate(shapes):
         hidden, features_of_h = (columns, features) if up else (features, columns)
         problem = MoeProblem(

@@ -30,6 +30,7 @@ import numpy as np
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel
+from jitmx.kernels.linear.far import LONG
 from jitmx.kernels.linear.knobs import ENCODING, SCALE_RANGE
 from jitmx.kernels.linear.layout import CODE_BYTES, SCALE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.moe import far, layer
@@ -244,7 +245,8 @@ def _cases(variant: Variant) -> Iterator[Case]:
         (3, 224, 160, Routing(turns), 4),
         *([(1, 32, 32, Routing(crowded), 3)] if knobs.columns == 8 else []),
         *(_CROWDED if knobs.columns == 8 else ()),
-        (1, 8 * SPEC.threads(knobs) + 32, 32, Routing(np.zeros((1, 1), np.int32)), 2),
+        (1, max(8 * SPEC.threads(knobs) + 32, LONG), 32, Routing(np.zeros((1, 1), np.int32)), 2),
+        (1, 32, LONG, Routing(np.zeros((1, 1), np.int32)), 2),
         (3, 96, 96, Routing(often, count=0), 4),  # between launches that have items, on their workspace
     )
     resident = max(RESIDENT_THREADS // SPEC.threads(knobs), 1)
