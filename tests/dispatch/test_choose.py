@@ -343,3 +343,14 @@ def test_the_launches_of_a_call_are_its_full_passes_and_one_for_the_rows_left(
     assert [(launch.choice.variant.knobs.m, launch.times) for launch in made] == passes
     assert set(call_variants("linear", SM_90, m=m)) == {launch.choice.variant for launch in made}
     assert len(call_variants("linear", SM_90, m=m)) == len({knob for knob, _ in passes})
+
+
+@pytest.mark.parametrize(
+    ("op", "fields", "encoding"),
+    [("moe", {"x_format": "fp8"}, "nibble"), ("moe", {}, "rotated"), ("linear", {}, "rotated"),
+     ("moe", {"x_format": "fp8", "encoding": "rotated"}, "rotated")],
+)  # fmt: skip
+def test_weights_are_packed_as_the_other_fields_of_a_call_would_have_them(
+    op: str, fields: dict[str, str], encoding: str
+) -> None:
+    assert explain(op, SM_90, m=512, **fields).launches[0].choice.problem.as_dict()["encoding"] == encoding
