@@ -254,14 +254,17 @@ def _cases(variant: Variant) -> Iterator[Case]:
     if knobs.norm:
         pieces = 21 if knobs.share or not knobs.whole else -(-21 // knobs.chunk) * knobs.chunk
         shapes.append((knobs.m, TILE_ROWS + 1, pieces * knobs.cluster * TILE_K))  # sums of squares of many pieces
-    unit = knobs.chunk if knobs.whole and not knobs.share else 1
-    shapes.append((1, lone, -(-far.LONG // (unit * TILE_K)) * unit * TILE_K))
     spare = knobs.cluster * (2 + SPARE_CLUSTERS[knobs.cluster])
     for seed, (rows, n, k) in enumerate(shapes):
         n = whole_rows(knobs, n)
         geometry = launch(knobs, LinearProblem(rows, n, k), spare)
         if geometry.shared_bytes <= variant.arch.shared_bytes:
             yield make_case(variant, geometry, rows, n, k, seed)
+    unit = knobs.chunk if knobs.whole and not knobs.share else 1
+    n, k = whole_rows(knobs, lone), -(-far.LONG // (unit * TILE_K)) * unit * TILE_K
+    geometry = launch(knobs, LinearProblem(1, n, k), spare)
+    if geometry.shared_bytes <= variant.arch.shared_bytes:  # a long row
+        yield make_case(variant, geometry, 1, n, k, len(shapes) + 1)
     few, k = 2 * TILE_ROWS + 1, max(least_tiles(knobs), knobs.chunk if knobs.whole else 1) * TILE_K
     sets = knobs.warps if knobs.resident else knobs.warps // knobs.split_k
     wide = 4 * sets * knobs.tile_rows * TILE_ROWS - 7  # every warp of four blocks has some, and the last the largest

@@ -37,7 +37,8 @@ EXPERTS = 1 << 15  # the most that a layer may have
 FEATURES = 66048
 ROWS = 1 << 26  # of x that take 2^32 bytes of 32 columns, the most that moe.grouped and moe.scaled take
 ONE_EXPERT = (1 << 24) + 256  # rows of two pairs each of one expert, a step of which is just over 2^32 bytes
-LONG, LONG_K = 1 << 29, 256  # features of one expert, whose packed weights are 2^32 vectors
+# Features of one expert, whole tiles of W, whose packed weights are 2^32 vectors.
+LONG, LONG_K = (1 << 29) + 1024, 256
 _LISTED = np.array([[1, 0, 1, 1, 0, 1, 0, 1], [1, 0, -1, -1, -1, -1, -1, -1]], np.int32)
 _FEW = np.array([[1, 0], [0, 1], [1, -1]], np.int32)
 

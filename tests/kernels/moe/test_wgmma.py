@@ -118,7 +118,7 @@ def test_blocks_have_as_many_rows_of_w_as_fill_few_up(sizes: tuple[int, int], ro
 def test_in_e4m3_one_tile_holds_all_rows_of_an_expert_where_it_can_and_h_is_too(activation: str, most: int) -> None:
     """Else moe.wgmma reads h, whose tiles of 192 are quicker."""
     rows = (4097, 5631, 5632, 8192, 10240, 10272, 16384)
-    problems = [MoeProblem(m, activation=activation, product="up", x_format="fp8") for m in rows]
+    problems = [MoeProblem(m, activation=activation, x_format="fp8") for m in rows]
     tiles = [choose("moe", one, HOPPER).variant.knobs.tile_m for one in problems]
     assert tiles == [192, 192, most, most, most, 192, 192]
 
