@@ -146,10 +146,9 @@ def _asked(op: str, arch: Arch, shape: Mapping[str, Any]) -> Problem:
         if name not in fields:
             raise KnobError(f"{family.name} problems have no {name!r}; they have {', '.join(fields)}")
     usual = next((problem.as_dict() for problem in family.typical(arch)), {})
-    own = family.problem.on(
-        arch
-    ).as_dict()  # what follows from a target and other fields, such as how weights are packed
-    others = {name: value for name, value in usual.items() if value != own[name]}
-    problem = family.problem.on(arch, **{**others, **shape})
+    # How weights are packed, say, follows from the other fields: of the usual ones only what a target does not decide.
+    own = family.problem.on(arch).as_dict()
+    usual = {name: value for name, value in usual.items() if value != own[name]}
+    problem = family.problem.on(arch, **{**usual, **shape})
     problem.require_call()
     return problem

@@ -1,6 +1,7 @@
-"""`moe.fused_fp8`: both products of `moe.wgmma_fp8` in one launch, as `moe.fused` has those of `moe.wgmma`.
+"""`moe.fused_fp8`: as `moe.fused`, both products in one launch, with x and h in E4M3 and a scale a row.
 
-h is in E4M3 too, for which the activation has to bound it; with others there are two launches.
+One scale serves all rows of h, for which the activation has to bound it; with others there are two launches, the first
+by `moe.wgmma_fp8`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ ARGUMENTS = fused.arguments(
 
 @dataclass(frozen=True)
 class FusedFp8Knobs(Knobs):
-    """Compile-time choices of `moe.fused_fp8`, those of `moe.wgmma_fp8` for both products."""
+    """Compile-time choices of `moe.fused_fp8`: as of `moe.wgmma_fp8`, for both products."""
 
     activation: str = knob(BOUNDED[0], choices=BOUNDED, doc="what makes h of gate and up, and bounds it")
     bias: bool = BIASES
